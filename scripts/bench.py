@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from trials import written
 
 from lit_fed import FederatedModule, rounds
-from lit_fed.algorithms import Ditto, FedAvg, FedEM
+from lit_fed.algorithms import Ditto, FedAvg, FedEM, OfficialFedEM
 from lit_fed.core.graphs.fastest_mixing import certified
 from lit_fed.core.graphs.mixing import second_eigenvalue, weights_of
 from lit_fed.core.graphs.topology import ErdosRenyi, adjacency
@@ -93,7 +93,7 @@ def fedem_round() -> dict[str, float]:
     """FedEM on the synthetic data: CPU seconds of one round."""
     data = synthetic(test_size=1)
     ours = PlainLoop(data, FederatedModule(FedEM(), solver()))
-    own_shuffles = PlainLoop(data, FederatedModule(FedEM(shuffle_per_component=True), solver()))
+    own_shuffles = PlainLoop(data, FederatedModule(OfficialFedEM(), solver()))
     textbook, by_index = textbooks(data.seen.train)
     for warm_up in (ours.round, own_shuffles.round, by_index.round):
         warm_up()

@@ -1,4 +1,4 @@
-"""MixtureADMM: personal models around their mean, by alternating minimisation without random steps; in four forms.
+"""MixtureADMM: personal models around their mean, by alternating minimisation without random steps; in three forms.
 
 min Σ_i f_i(x_i) + λ/2·Σ_i ‖x_i − x̄‖², the objective of Hanzely, Richtárik. "Federated Learning of a Mixture of Global
 and Local Models". 2020. https://arxiv.org/abs/2002.05516, Equation 2. As a sharing problem it is, for N·z = Σ_i x_i,
@@ -8,13 +8,12 @@ min Σ_i (f_i(x_i) + λ/2·‖x_i‖²) − λN/2·‖z‖². Form `gauss_seidel
 
 Symbols:
     x_i  -> state.models  the personal model of client i, leaves [1, ...]
-    x'_i -> state.copy    its copy in the constraint of form `copies`; y_i -> state.dual, the multiplier of x'_i = x_i
     z    -> shared.models the mean model, leaves [1, ...]; y -> shared.dual, the multiplier of N·z = Σ_i x_i
-    Σ    -> shared.total  sum of all x_i (copies: x'_i), to which clients add by sending how theirs has changed
-    λ, ρ, β, ρ_i -> prox_weight, penalty_weight, dual_step, copy_weight
+    Σ    -> shared.total  sum of all x_i, to which clients add by sending how theirs has changed
+    λ, ρ, β -> prox_weight, penalty_weight, dual_step
 Deviations:
-    Hong et al. update the clients one after another; `jacobi` updates all at once, `copies` does so with a copy of each
-    model, both without a proof. No proximal term (ρN/2)·‖x − x_i‖² is added to `jacobi`.
+    Hong et al. update the clients one after another; `jacobi` updates all at once, without a proof. No proximal term
+    (ρN/2)·‖x − x_i‖² is added to it.
     All clients take part there. Ours: absent ones keep their models, which still count in Σ.
     With `local_solve: inexact` the solver's steps, from the last x_i, replace the minimisation.
     Ours: `--model.weighting samples` gives f_i the weight N·n_i/n, by which the local objective is then divided.
@@ -30,14 +29,14 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import LocalRun, MessageSpec, Participation, local_result, ranged
+from lit_fed.core.algorithm import LocalRun, MessageSpec, OwnModel, Participation, local_result, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import LocalSolve, PersonalSolve, penalised_run
 from lit_fed.core.types import ClientData, ClientResult, Leaves, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError
 
-__all__ = ["MixtureADMM", "SharingClient", "SharingServer", "SharingWeights"]
+__all__ = ["MixtureADMM", "SharingServer", "SharingWeights"]
 
 
 class SharingWeights(NamedTuple):
@@ -47,7 +46,6 @@ class SharingWeights(NamedTuple):
     prox: float  # λ
     penalty: float  # ρ, of N·z = Σ_i x_i
     dual_step: float  # β
-    copy: float  # ρ_i, of x'_i = x_i
 
 
 class SharingServer(NamedTuple):
@@ -55,37 +53,27 @@ class SharingServer(NamedTuple):
 
     models: ModelState  # z, leaves [1, ...]
     dual: Leaves  # y, the multiplier of N·z = Σ_i x_i, leaves [1, ...]
-    total: Leaves  # Σ, the sum of all x_i, or of their copies, leaves [1, ...]
-
-
-class SharingClient(NamedTuple):
-    """A client's state."""
-
-    models: ModelState  # x_i, leaves [1, ...]
-    copy: Leaves  # x'_i, which represents x_i in the constraint, leaves [1, ...]; {} without copies
-    dual: Leaves  # y_i, the multiplier of x'_i = x_i, leaves [1, ...]; {} without copies
+    total: Leaves  # Σ, the sum of all x_i, leaves [1, ...]
 
 
 @dataclass(frozen=True)
-class MixtureADMM(PersonalSolve[SharingServer, SharingClient]):
+class MixtureADMM(PersonalSolve[SharingServer, OwnModel]):
     """Personal models that are pulled towards their mean.
 
     Args:
         prox_weight: λ; 0 trains every client alone; larger values bring all models closer together.
         form: `alternating_prox`, minimisers near z and then their mean; `jacobi`, all clients at once under the
-            constraint; `copies`, the same on copies of the models; `gauss_seidel`, one client after another.
-        penalty_weight: ρ, with N·ρ > λ; null takes 10·λ/N. Forms `jacobi` and `copies` diverge near N·ρ = λ, and are
-            mostly safe from 4·λ on.
+            constraint; `gauss_seidel`, one client after another.
+        penalty_weight: ρ, with N·ρ > λ; null takes 10·λ/N. Form `jacobi` diverges near N·ρ = λ, and is mostly safe
+            from 4·λ on.
         dual_step: β; null takes ρ.
-        copy_weight: ρ_i of form `copies`; null takes 10·λ. It diverges near λ.
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
     """
 
     prox_weight: float = ranged(1.0, ">= 0")
-    form: Literal["alternating_prox", "jacobi", "copies", "gauss_seidel"] = "alternating_prox"
+    form: Literal["alternating_prox", "jacobi", "gauss_seidel"] = "alternating_prox"
     penalty_weight: float | None = ranged(None, "> 0")
     dual_step: float | None = ranged(None, "> 0")
-    copy_weight: float | None = ranged(None, "> 0")
     local_solve: LocalSolve = "inexact"
 
     message = MessageSpec("changes", accumulates=True)
@@ -97,21 +85,20 @@ class MixtureADMM(PersonalSolve[SharingServer, SharingClient]):
     }
 
     def _weights(self, ctx: Context) -> SharingWeights:
-        """N, λ, ρ, β and ρ_i; none of those given is 0."""
+        """N, λ, ρ and β; none of those given is 0."""
         N, prox = ctx.num_clients, self.prox_weight
         rho = self.penalty_weight or 10 * prox / N
-        return SharingWeights(N, prox, rho, self.dual_step or rho, self.copy_weight or 10 * prox)
+        return SharingWeights(N, prox, rho, self.dual_step or rho)
 
     def shared_init(self, ctx: Context) -> SharingServer:
-        """x_i = x'_i = z for all, and y = 0; a ρ without a minimum in z is refused."""
+        """x_i = z for all, and y = 0; a ρ without a minimum in z is refused."""
         if self.form != "alternating_prox":
-            _check_weights(self._weights(ctx), copies=self.form == "copies")
+            _check_weights(self._weights(ctx))
         return _initial_server(solvable_start(ctx, self.local_solve), ctx.num_clients)
 
-    def state_init(self, ctx: Context, shared: SharingServer, data: ClientData) -> SharingClient:
-        """x_i = x'_i = z and y_i = 0."""
-        copy = shared.models.parameters if self.form == "copies" else {}
-        return SharingClient(shared.models, copy, tree.zeros_like(copy))
+    def state_init(self, ctx: Context, shared: SharingServer, data: ClientData) -> OwnModel:
+        """x_i = z."""
+        return OwnModel(shared.models)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
         """One phase; `gauss_seidel` takes one per client, which sees the others' new models in Σ."""
@@ -121,27 +108,22 @@ class MixtureADMM(PersonalSolve[SharingServer, SharingClient]):
         return (*(Phase("turn", ids[one : one + 1], work) for one in range(turns)), Phase("train", ids[turns:], work))
 
     def client_init(
-        self, ctx: Context, shared: SharingServer, state: SharingClient, data: ClientData, losses: None
+        self, ctx: Context, shared: SharingServer, state: OwnModel, data: ClientData, losses: None
     ) -> LocalRun:
         """Penalty on f_i up to a constant, divided by the weight of f_i: curvature/2·‖x‖² + ⟨linear, x⟩."""
         weights, x = self._weights(ctx), state.models.parameters
         if self.form == "alternating_prox" or ctx.phase == "adapt":  # λ/2·‖x − z‖²
             more, pull = 0.0, tree.scale(shared.models.parameters, self.prox_weight)
-        elif self.form == "copies":  # λ/2·‖x‖² + ρ_i/2·‖x − x'_i‖² − ⟨y_i, x⟩
-            more, pull = weights.copy, tree.add(tree.scale(state.copy, weights.copy), state.dual)
         else:  # λ/2·‖x‖² + ρ/2·‖N·z − Σ_{j≠i} x_j − x‖² − ⟨y, x⟩
             more, pull = weights.penalty, tree.add(tree.scale(x, weights.penalty), _others(shared, weights))
         return penalised_run(ctx, state, self.prox_weight + more, tree.scale(pull, -1), ctx.client_share(data))
 
     def client_final(self, ctx: Context, shared: SharingServer, work: LocalRun, data: ClientData) -> ClientResult:
-        """The exact x-update, if chosen, and that of the copy; send the change of either."""
+        """The exact x-update, if chosen; send the change."""
         work = self.solved(ctx, work, data)
-        old = work.extra[1]
-        new = old._replace(models=work.models)
-        new = _move_copy(shared, new, self._weights(ctx)) if self.form == "copies" else new
-        now, before = ((one.copy or one.models.parameters, one.models.buffers) for one in (new, old))
-        change = ModelState(*tree.sub(now, before))
-        return local_result(ctx, work, data, change, new, weight=torch.ones_like(data.num_samples))
+        change = tree.sub(work.models, work.extra[1].models)
+        state = OwnModel(work.models)
+        return local_result(ctx, work, data, change, state, weight=torch.ones_like(data.num_samples))
 
     def server_step(self, ctx: Context, shared: SharingServer, reduced: Reduced, client_ids: Tensor) -> SharingServer:
         """The new sum; at the end of the round, z <- (ρΣ − y) / (ρN − λ) and y <- y + β(N·z − Σ)."""
@@ -160,24 +142,14 @@ class MixtureADMM(PersonalSolve[SharingServer, SharingClient]):
         return shared._replace(dual={}, total={})
 
 
-def _check_weights(weights: SharingWeights, *, copies: bool) -> None:
-    """Refuse weights for which an update has no minimum.
-
-    Args:
-        weights: the weights.
-        copies: whether clients have copies.
-
-    Raises:
-        ConfigError: naming the field of the algorithm that is too small.
-    """
-    num_clients, limit, rho, _, copy_weight = weights
+def _check_weights(weights: SharingWeights) -> None:
+    """Refuse weights for which the update of z has no minimum."""
+    num_clients, limit, rho, _ = weights
     if num_clients * rho <= limit:
         raise ConfigError(
             f"--model.algorithm.penalty_weight is {rho:g}, and {num_clients} clients times that is not above "
             f"prox_weight {limit:g}; give a number > {limit / num_clients:g}, better > {4 * limit / num_clients:g}"
         )
-    if copies and copy_weight == 0:
-        raise ConfigError("--model.algorithm.copy_weight is 0, ten times prox_weight; give a number > 0")
 
 
 def _initial_server(models: ModelState, num_clients: int) -> SharingServer:
@@ -193,17 +165,6 @@ def _others(server: SharingServer, weights: SharingWeights) -> Leaves:
     return tree.add(server.dual, tree.scale(gap, weights.penalty))  # type: ignore[no-any-return]
 
 
-def _move_copy(server: SharingServer, client: SharingClient, weights: SharingWeights) -> SharingClient:
-    """The new x'_i = (ρ_i·x_i + y − y_i + ρ(N·z − Σ_{j≠i} x'_j)) / (ρ_i + ρ), and y_i + β(x'_i − x_i)."""
-
-    def closest(x: Tensor, old: Tensor, y_i: Tensor, pull: Tensor) -> Tensor:
-        return (weights.copy * x - y_i + weights.penalty * old + pull) / (weights.copy + weights.penalty)
-
-    x = client.models.parameters
-    copy = tree.map_leaves(closest, x, client.copy, client.dual, _others(server, weights))
-    return client._replace(copy=copy, dual=tree.add(client.dual, tree.scale(tree.sub(copy, x), weights.dual_step)))
-
-
 def _add_changes(server: SharingServer, reduced: Reduced, num_clients: int) -> SharingServer:
     """The new Σ, in float64, from the mean change of the participants, each with weight 1."""
     change: ModelState = tree.scale(reduced.value, reduced.weight)
@@ -214,7 +175,7 @@ def _add_changes(server: SharingServer, reduced: Reduced, num_clients: int) -> S
 
 def _mean_step(server: SharingServer, weights: SharingWeights) -> SharingServer:
     """The new z = (ρΣ − y) / (ρN − λ), and y + β(N·z − Σ)."""
-    num_clients, prox, penalty, dual_step, _ = weights
+    num_clients, prox, penalty, dual_step = weights
     z = tree.scale(tree.sub(tree.scale(server.total, penalty), server.dual), 1 / (penalty * num_clients - prox))
     gap = tree.sub(tree.scale(z, num_clients), server.total)
     dual = tree.add(server.dual, tree.scale(gap, dual_step))

@@ -20,10 +20,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, Participation, local_result, local_run, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.known_surrogates import MixtureSurrogate
@@ -41,16 +39,13 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, LocalRun]):
         surrogate: the clients' objectives and their surrogates: `MixtureSurrogate` (FedEM), `MoreauSurrogate` (pFedMe),
             `IdentitySurrogate` (FedAvg), or a subclass of `lit_fed.Surrogate`.
         unseen_steps: fits of the local variable of an unseen client before it is served.
-        refresh_at_eval: let a seen client fit its local variable once more before it is served, since the stored one
-            belongs to the models of its last round.
     """
 
     in_every_combination = True
-    serving_settings = ("unseen_steps", "refresh_at_eval")
+    serving_settings = ("unseen_steps",)
 
     surrogate: Surrogate = MixtureSurrogate()  # noqa: RUF009 - frozen
     unseen_steps: int = ranged(1, ">= 1")
-    refresh_at_eval: bool = False
 
     state_reads_data = True
     incompatible = {
@@ -80,19 +75,11 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, LocalRun]):
         self, ctx: Context, shared: GlobalModels, state: Tree, data: ClientData, losses: Tensor | None
     ) -> LocalRun:
         """The surrogate near (u, v_t), and its best v_t (Alg. 3: g_t, then v_t <- argmin_v g_t(u, v))."""
-        bound, local = self._fit(ctx, shared, state, data, losses)
-        loss = bound.value
-        unseen = data.client_id >= ctx.num_clients  # a seen client fits once
-        for _ in range(self.unseen_steps - 1 if ctx.phase == "adapt" else 0):
-            more = self._fit(ctx, shared, local, data, losses)
-            bound, local = tree.map_leaves(lambda new, old: torch.where(unseen, new, old), more, (bound, local))
-        return local_run(ctx, shared.models, (local, bound))._replace(loss=loss)
-
-    def _fit(
-        self, ctx: Context, shared: GlobalModels, local: Tree, data: ClientData, losses: Tensor | None
-    ) -> tuple[Tree, Tree]:
-        bound = self.surrogate.build(ctx.task, shared.models, local, data, losses)
-        return bound, self.surrogate.argmin_local(bound)
+        local, bounds = state, []
+        for _ in range(self.unseen_steps if ctx.phase == "adapt" else 1):
+            bounds.append(self.surrogate.build(ctx.task, shared.models, local, data, losses))
+            local = self.surrogate.argmin_local(bounds[-1])
+        return local_run(ctx, shared.models, (local, bounds[-1]))._replace(loss=bounds[0].value)
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on u -> g_t(u, v_t) (Alg. 3: LocalSolver)."""
@@ -108,8 +95,8 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, LocalRun]):
     # server_step: u <- Σ_t ω_t u_t is the default
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """A fit of v_t without local steps: for unseen clients, and for seen ones if requested."""
-        return LocalWork() if self.refresh_at_eval or not seen else None
+        """Fits of v_t without local steps, for unseen clients."""
+        return None if seen else LocalWork()
 
     def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> Tree | None:
         """The surrogate's predictions from u alone."""

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_fed import serving
 from lit_fed.core import tree
 from lit_fed.core.types import RoundRecord
-from lit_fed.errors import ConfigError, notice
+from lit_fed.errors import notice
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.metrics.scores import ClientScores, outlier
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
@@ -170,23 +170,9 @@ class UnseenClientEvaluation(Callback):
     """Adapts the clients held out of training on their training split and measures them on the evaluated split.
 
     Keys are those of `ClientMetrics` with `unseen` for `seen`. Their adapted states are discarded.
-
-    Args:
-        every_n_evaluations: take part in every n-th periodic evaluation; the test always counts.
     """
 
-    def __init__(self, every_n_evaluations: int = 1) -> None:
-        if every_n_evaluations < 1:
-            raise ConfigError(
-                f"UnseenClientEvaluation.every_n_evaluations is {every_n_evaluations}; give a number >= 1"
-            )
-        self.every_n_evaluations = every_n_evaluations
-
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure in every n-th evaluation, counted in rounds so that a resumed run keeps the beat."""
-        every = self.every_n_evaluations * (trainer.check_val_every_n_epoch or 1)
-        if trainer.state.fn == "fit" and federated(pl_module).num_rounds_done % every:
-            return
         self._measure(trainer, pl_module, data_of(trainer).evaluation_split)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -202,11 +202,10 @@ def guarantee_in_words(found: dict[str, Any]) -> str:
     """Two lines for the terminal from the result of `guarantee_of`; "" without privacy."""
     if not found:
         return ""
-    name = next(one for one in found if one.startswith("privacy/epsilon"))
-    epsilon = f"{found[name]:.4g}" if math.isfinite(found[name]) else "infinite, since there is no noise"
-    larger = ", for a larger population that is imitated" if name.endswith("larger_cohort") else ""
+    value = found["privacy/epsilon"]
+    epsilon = f"{value:.4g}" if math.isfinite(value) else "infinite, since there is no noise"
     return (
-        f"privacy: ε {epsilon}{larger}, δ {found['privacy/delta']:g} after {found['privacy/releases']} releases "
+        f"privacy: ε {epsilon}, δ {found['privacy/delta']:g} after {found['privacy/releases']} releases "
         f"({found['privacy/accountant']})\n"
         f"  for: {found['privacy/unit']}, {found['privacy/adjacency']}; not for: {found['privacy/not_covered']}\n"
     )

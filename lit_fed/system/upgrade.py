@@ -33,6 +33,9 @@ GONE: dict[str, str] = {
     "model.algorithm.start Restarts": "write --model.algorithm.start Clustering, or leave it out",
     "model.algorithm.start SplitAndMerge": "write --model.algorithm.start Clustering, or leave it out",
     "model.secure_aggregation.masks": "leave it out; masks of one process hid nothing and changed no number",
+    "model.privacy.second_clip_norm": "leave it out; clip_norm bounds all that a client sends",
+    "model.privacy.noise_scale": "leave it out; all of the noise is added, and ε is that of the run",
+    "trainer.callbacks.every_n_evaluations": "leave it out; unseen clients are measured in every evaluation",
     "data.public": "leave it out; no algorithm trains on samples of the server any more",
     "model.algorithm.alpha_lr": "leave it out; α of APFL takes the learning rate of the models",
     "model.algorithm.alpha_decay": "leave it out; APFL has no penalty on α",
@@ -42,6 +45,8 @@ GONE: dict[str, str] = {
     "model.algorithm.square": "leave it out; the squares are those of the round's change, as in the paper",
     "model.algorithm.personal_l2": "leave it out; --model.solver.weight_decay is on all leaves",
     "model.algorithm.most_models": "leave it out; a client of FedeRiCo predicts with all models, as in the paper",
+    "model.algorithm.refresh_at_eval": "leave it out; the local variable of a seen client is that of its last round",
+    "model.algorithm.copy_weight": "leave it out; form copies of MixtureADMM is gone, jacobi is the other parallel one",
     "model.algorithm.redrawn_duals": "leave it out; GADMM keeps the multipliers after a new draw",
     **dict.fromkeys(
         ["model.algorithm.unseen_epochs", "model.personal_unseen_epochs"],
@@ -57,7 +62,7 @@ GONE: dict[str, str] = {
 
 TRAINED_AS_IN_A_ROUND = [
     "Ditto", "FML", "FedAMP", "FedAS", "FedCP", "FedDBE", "FedPAC", "FedPer", "FedProto", "FedRoD", "FedSALoRA",
-    "FedU", "GPFL", "HeurFedAMP", "L2GD", "L2SGDPlus", "LGFedAvg", "Local", "MixtureADMM", "MixtureDCA", "PFedHN",
+    "FedU", "GPFL", "HeurFedAMP", "L2GD", "L2SGDPlus", "LGFedAvg", "Local", "MixtureDCA", "PFedHN",
     "PFedHNPC", "PFedMe", "PersonalParts", "ProxAvg",
 ]  # fmt: skip
 """What had `unseen_epochs`, 1 by default, beside those of `UNSET`."""
@@ -72,8 +77,12 @@ UNSET: dict[str, dict[str, Any]] = {
     **{name: {"personal_l2": 0.0, "unseen_epochs": 1} for name in ("FedSim", "FedAlt")},
     "FedeRiCo": {"most_models": None},
     "GADMM": {"redrawn_duals": "warm", "unseen_epochs": 1},
+    "MixtureADMM": {"copy_weight": None, "unseen_epochs": 1},
+    "SurrogateOptimization": {"refresh_at_eval": False},
+    "UnseenClientEvaluation": {"every_n_evaluations": 1},
+    "ClientPrivacy": {"second_clip_norm": None, "noise_scale": 1.0},
 }
-"""Algorithms with options that are gone, and what these had to be for today's algorithm to be the same."""
+"""Classes with options that are gone, and what these had to be for today's class to be the same."""
 
 HABITS = ("shuffle_per_component", "refresh_mixture_at_eval")
 """Options that are those of OfficialFedEM now."""
@@ -189,7 +198,7 @@ def _today(settings: Any, averages: set[str], place: str, *, inside: str = "") -
 
 
 def _drop_unset(settings: dict[str, Any], place: str) -> None:
-    """Leave out what an algorithm of lit_fed lost since, if it was not used."""
+    """Leave out what a class of lit_fed lost since, if it was not used."""
     package, _, name = str(settings.get("class_path")).rpartition(".")
     inside = package.partition(".")[0] in ("", "lit_fed")
     places = [one for one in (settings, settings.get("init_args")) if inside and isinstance(one, dict)]

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 from federated_round import (
-    MULTICLASS,
     Federation,
     as_arrays,
     distance,
@@ -10,7 +9,6 @@ from federated_round import (
     make_task,
     run_rounds,
     same_bits,
-    small_mlp,
     two_quadratics,
 )
 from local_norm import local_norm
@@ -94,55 +92,7 @@ def test_two_quadratics_reach_the_minimax_point_with_equal_losses(long_run):
     assert float(sums[0, 1]) == pytest.approx(float(sums[1, 1]), abs=1e-9)
 
 
-def test_the_minimax_point_stays():
-    federation = on_quadratics(1, start=(OPTIMUM, WEIGHTS[0]), lambda_lr=0.3)
-    assert float(federation.weights) == pytest.approx(OPTIMUM, abs=1e-9)
-    assert federation.shared.client_weight.tolist() == pytest.approx(WEIGHTS, abs=1e-9)
-
-
-def test_the_average_approaches_the_minimax_point(long_run):
-    runs = on_quadratics(20, lambda_lr=0.01, server_lr=0.2), long_run
-    gaps = [abs(float(run.shared.average.parameters["weight"]) - OPTIMUM) for run in runs]
-    assert 1e-3 < gaps[1] < gaps[0] / 5
-
-
 # ---------------------------------------------------------------------- limits
-@pytest.mark.parametrize("solver", [{"lr": 0.5}, {"lr": 0.3, "weight_decay": 0.05, "clip_norm": 0.2}], ids=str)
-@pytest.mark.parametrize("initial", ["samples", "uniform"])
-@pytest.mark.parametrize("network", ["linear", "mlp"])
-def test_fixed_weights_are_fedsgd(solver, initial, network, client_trainer):
-    """γ_λ = 0: one whole step of FedAvg, weighted by samples or alike."""
-    options = {"train": make_clients(SIZES), **WHOLE}
-    if network == "mlp":
-        options = {
-            "train": make_clients(SIZES, target=MULTICLASS), "task": make_task(MULTICLASS, network=small_mlp), **WHOLE
-        }  # fmt: skip
-    options |= {"solver": LocalSolver(**solver), "rounds": 4}
-    fixed = run_rounds(AFL(0.0, initial=initial, serve="last"), client_trainer, **options)
-    plain = run_rounds(FedAvg(), client_trainer, weighting=initial, **options)
-    assert distance(fixed.shared.models, plain.shared.models) < 1e-12
-    assert distance(fixed.predictions(), plain.predictions()) < 1e-12
-
-
-def test_identical_clients_keep_equal_weights(client_trainer):
-    shard = make_clients([6])
-    copies = Split(shard.x.repeat(3, 1), shard.y.repeat(3), torch.tensor([0, 6, 12, 18]))
-    copied, alone = (run_rounds(AFL(), client_trainer, data, rounds=5) for data in (copies, shard))
-    torch.testing.assert_close(
-        copied.shared.client_weight, torch.full((3,), 1 / 3, dtype=torch.float64), rtol=0, atol=1e-14
-    )
-    assert distance((copied.shared.models, copied.shared.average), (alone.shared.models, alone.shared.average)) < 1e-12
-
-
-def test_the_worst_loss_is_smaller_than_with_fixed_weights():
-    train = make_clients([6, 6, 6])
-    losses = []
-    for lambda_lr in (0.0, 0.1):
-        sums = run_rounds(AFL(lambda_lr, 1.0), None, train, rounds=80).evaluate()
-        losses.append(float((sums[:, 1] / sums[:, 0]).max()))
-    assert losses[1] < 0.97 * losses[0]
-
-
 def test_clients_in_another_order(client_trainer):
     """Weights follow the clients; the model does not change. (The general check cannot permute the weights.)"""
     train, order = make_clients([6, 1, 9, 3]), torch.tensor([2, 0, 3, 1])

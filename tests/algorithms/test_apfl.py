@@ -115,42 +115,6 @@ def test_running_statistics_are_mixed_like_parameters(alpha, client_trainer):
         assert distance(ours.states.personal, limit.states.models) < 1e-12
 
 
-@pytest.mark.parametrize("update", ["fixed", "first_step", "every_step"])
-def test_the_global_model_is_fedavg_whatever_the_share(update):
-    options = {"train": make_clients(SIZES), "weighting": "samples", "cohorts": COHORTS}
-    ours, averaged = (run_rounds(one, None, **options) for one in (APFL(0.4, update), FedAvg()))
-    assert same_bits(ours.shared.models, averaged.shared.models)
-
-
-def test_equal_models_leave_the_share_alone(client_trainer):
-    """At the start v_i = w, so the first step has no gradient for α_i; the second has."""
-    train = make_clients(SIZES)
-    one, other = (Federation(APFL(0.25, update), train, trainer=client_trainer) for update in ("first_step", "fixed"))
-    one.round()
-    other.round()
-    assert one.states.alpha.tolist() == [0.25] * 3
-    assert same_bits(one.states, other.states)
-    one.round()
-    assert float((one.states.alpha - 0.25).abs().min()) > 1e-5
-
-
-def test_one_step_in_a_round_is_first_and_every_step():
-    options = {"train": make_clients(SIZES), "batch_size": 0}
-    first, every, never = (run_rounds(APFL(0.5, update), None, **options) for update in
-                           ("first_step", "every_step", "fixed"))  # fmt: skip
-    assert same_bits(first.states, every.states)
-    assert distance(first.states.alpha, never.states.alpha) > 1e-4
-
-
-def test_of_linear_models_mixing_parameters_mixes_logits(client_trainer):
-    federation = run_rounds(APFL(0.3), client_trainer, make_clients(SIZES))
-    for client_id, found in enumerate(federation.predictions()):
-        state, x = tree.index(federation.states, client_id), federation.train.client(client_id).x
-        own, shared = (federation.task.outputs(one, x)[:, 0, 0] for one in (state.personal, federation.shared.models))
-        logit = state.alpha * own + (1 - state.alpha) * shared
-        torch.testing.assert_close(found[:, 1] - found[:, 0], logit, rtol=0, atol=1e-12)
-
-
 def test_the_fixed_point_is_each_clients_optimum():
     """α = ½: w = 3, v = (−3, 5), so that the mixtures are 0 and 4."""
     task, solver = make_task(REGRESSION, 1, Scale), LocalSolver(lr=0.65, local_steps=1)

@@ -14,7 +14,6 @@ from federated_round import (
     make_context,
     make_task,
     quadratics,
-    reordered,
     run_rounds,
     same_bits,
 )
@@ -102,29 +101,6 @@ def test_a_split_by_hand():
     assert federation.shared.splits.models.parameters["weight"][0].tolist() == [0.0]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"max_norm_above": 0.11},  # nobody moves enough
-        {"mean_norm_below": 0.0},
-        {"warmup_rounds": 1},
-        {"min_cluster_size": 4},
-        {"gamma_max": 1.0},  # similarity −1 across: √((1 + 1)/2) = 1 is not larger
-        {"relative": True, "mean_norm_below": 0.0, "max_norm_above": 0.0},
-    ],
-    ids=str,
-)
-def test_what_keeps_a_cluster_together(fields):
-    assert pulled(**fields).shared.cluster.tolist() == [0, 0, 0, 0]
-
-
-@pytest.mark.parametrize(
-    "fields", [{"min_cluster_size": 3}, {"gamma_max": 0.999}, {"relative": True, "mean_norm_below": 0.1}], ids=str
-)
-def test_what_does_not(fields):
-    assert pulled(**fields).shared.cluster.tolist() == [0, 1, 0, 1]
-
-
 def test_the_average_is_weighted_by_samples():
     """Updates +0.1 of three samples and −0.3 of one sample: weighted mean 0, plain mean −0.1."""
     train = Split(
@@ -176,18 +152,6 @@ def test_without_tolerance_it_is_fedavg(options, trainer, weighting):
         assert one.shared.cluster.tolist() == [0] * len(SIZES)
 
 
-@pytest.mark.parametrize("relative", [True, False])
-def test_identical_clients_never_split(relative):
-    one = make_clients([6])
-    train = Split(one.x.repeat(5, 1), one.y.repeat(5), torch.arange(0, 31, 6))
-    fields = EAGER if relative else {"mean_norm_below": 10.0, "max_norm_above": 10.0, "warmup_rounds": 0}
-    for lr in (0.1, 10.0, 1000.0):
-        federation = run_rounds(
-            ClusteredFL(**fields, min_cluster_size=1), None, train, solver=LocalSolver(lr=lr), batch_size=0, rounds=5
-        )
-        assert federation.shared.cluster.tolist() == [0] * 5
-
-
 @pytest.mark.parametrize("linkage", ["single", "complete"])
 def test_the_first_split_recovers_clients_of_opposite_labels(linkage, client_trainer):
     groups = [0, 1, 1, 0, 1, 0]
@@ -233,20 +197,6 @@ def test_a_leaf_is_fedavg_over_its_clients(client_trainer):
         assert distance(federation.weights[c], alone.weights[0]) < 1e-12
 
 
-def test_names_of_clients_do_not_matter(client_trainer):
-    """The same sets of clients, with the same models, in whatever order the clients come."""
-    train = make_clients(SIZES)
-    order = [3, 5, 0, 2, 4, 1]
-    renamed = reordered(train, order)
-    one, other = (
-        run_rounds(ClusteredFL(**EAGER), client_trainer, data, batch_size=0, rounds=4) for data in (train, renamed)
-    )
-    assert clusters(one) == {frozenset(order[i] for i in members) for members in clusters(other)}
-    assert len(clusters(one)) > 1
-    predictions = one.predictions()
-    assert distance([predictions[i] for i in order], other.predictions()) < 1e-10
-
-
 # ---------------------------------------------------------------------- state, serving, traffic
 def test_a_seen_client_is_served_by_its_cluster_right_after_the_split(client_trainer):
     groups = [0, 1, 1, 0, 1, 0]
@@ -271,12 +221,6 @@ def test_before_any_split_unseen_clients_get_the_first_model(client_trainer):
     assert federation.serve(unseen, seen=False).mixture.argmax(1).tolist() == [0, 0, 0]
     both = (one.predictions(unseen, seen=False) for one in (federation, plain))
     assert distance(*both) < 1e-12
-
-
-def test_no_more_clusters_than_allowed():
-    _, federation = four_groups(max_clusters=3)
-    assert int(federation.shared.cluster.max()) == 2
-    assert federation.shared.splits.parent.min() >= 0
 
 
 def test_without_memory_of_splits_nothing_is_kept():

@@ -19,11 +19,9 @@ from federated_round import (
 from references.consensus_admm_numpy import consensus_admm_round
 from references.logistic import predict
 
-from lit_fed.algorithms import ConsensusADMM, FedProx
+from lit_fed.algorithms import ConsensusADMM
 from lit_fed.clients import VectorizedTrainer
-from lit_fed.core.local_solver import LocalSolver, Penalty
-from lit_fed.core.solvers.newton import minimise
-from lit_fed.models import MLP, Linear
+from lit_fed.core.local_solver import LocalSolver
 
 SIZES = [5, 2, 8]
 EXACT = {"local_solve": "exact"}
@@ -123,11 +121,6 @@ def test_the_limit_on_two_quadratics(alpha, newton_step):
     assert federation.metrics["primal_residual"] < 1e-12
 
 
-def test_one_gradient_step_per_round_converges_too():
-    assert abs(float(on_quadratics(5).weights) - 3) > 1e-2
-    assert float(on_quadratics(115).weights) == pytest.approx(3, abs=1e-12)
-
-
 # ---------------------------------------------------------------------- the optimum
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_quadratics_reach_the_optimum_of_the_sum(weighting, newton_step):
@@ -138,83 +131,6 @@ def test_quadratics_reach_the_optimum_of_the_sum(weighting, newton_step):
     )
     weights = [len(y) if weighting == "samples" else 1 for _, y in as_arrays(train)]
     np.testing.assert_allclose(federation.weights[0].numpy(), least_squares(train, weights), rtol=0, atol=1e-5)
-
-
-def test_sampled_cohorts_reach_the_optimum_too(newton_step):
-    train = make_clients([6, 9, 12, 5], num_features=3, target=REGRESSION)
-    task = make_task(REGRESSION, num_features=3)
-    cohorts = [[one % 4, (one + 1 + one // 4 % 2) % 4] for one in range(55)]
-    federation = run_rounds(
-        ConsensusADMM(1.0, **EXACT), VectorizedTrainer(), train, rounds=55, cohorts=cohorts, task=task
-    )
-    np.testing.assert_allclose(federation.weights[0].numpy(), least_squares(train, [1] * 4), rtol=0, atol=1e-4)
-
-
-# ---------------------------------------------------------------------- identities
-@pytest.mark.parametrize("local_solve", ["exact", "inexact"])
-def test_duals_sum_to_zero_and_z_is_the_mean(local_solve, client_trainer):
-    federation = Federation(ConsensusADMM(0.7, local_solve), make_clients(SIZES), trainer=client_trainer)
-    for _ in range(3):
-        federation.round()
-        duals, xs = flat(federation.states.dual), flat(federation.states.models.parameters)
-        assert float(duals.abs().max()) > 1e-3
-        assert float(duals.sum(0).abs().max()) < 1e-12
-        assert float((xs.mean(0) - federation.weights[0]).abs().max()) < 1e-12
-
-
-@pytest.mark.parametrize("options", [{"local_solve": "exact"}, {"over_relaxation": 1.5}], ids=str)
-def test_z_is_the_mean_of_what_all_have_sent(options, client_trainer):
-    federation = Federation(ConsensusADMM(0.7, **options), make_clients(SIZES), trainer=client_trainer)
-    for cohort in ([0, 1], [2], [1, 1, 2], [0]):
-        federation.round(cohort)
-        assert float((flat(federation.states.sent).mean(0) - federation.weights[0]).abs().max()) < 1e-12
-
-
-class Frozen(ConsensusADMM):
-    """Duals stay 0."""
-
-    def client_final(self, ctx, shared, work, data):
-        result = super().client_final(ctx, shared, work, data)
-        return result._replace(state=result.state._replace(dual=work.extra[1].dual))
-
-
-def test_frozen_duals_are_fedprox(client_trainer):
-    train = make_clients(SIZES)
-    admm = run_rounds(Frozen(0.7, "exact"), client_trainer, train)
-    prox = run_rounds(FedProx(0.7, local_solve="exact"), client_trainer, train, weighting="uniform")
-    assert distance(admm.shared, prox.shared) < 1e-12
-    moving = run_rounds(ConsensusADMM(0.7, "exact"), client_trainer, train)
-    assert distance(moving.shared, prox.shared) > 1e-3
-
-
-@pytest.mark.parametrize("network", [Linear, lambda *shape: MLP(*shape, (3,))], ids=["linear", "mlp"])
-def test_the_first_inexact_round_is_that_of_fedprox(network, client_trainer):
-    """Same batches, duals still 0 and x_i = z; momentum alike."""
-    options = {"solver": LocalSolver(lr=0.3, momentum=0.9, local_epochs=2), "task": make_task(network=network)}
-    train = make_clients(SIZES)
-    admm = run_rounds(ConsensusADMM(0.7), client_trainer, train, rounds=1, **options)
-    prox = run_rounds(FedProx(0.7), client_trainer, train, rounds=1, weighting="uniform", **options)
-    assert distance(admm.shared, prox.shared) < 1e-12
-    assert admm.metrics["loss"] == pytest.approx(prox.metrics["loss"], abs=1e-12)
-
-
-def test_one_client_is_the_proximal_point_method():
-    train = make_clients([7])
-    federation = run_rounds(ConsensusADMM(0.5, **EXACT), None, train, rounds=4)
-    models = make_task().init(1, 0)
-    for _ in range(4):
-        models = minimise(make_task(), models, train.client(0), Penalty(0.5, models.parameters))
-    assert distance(federation.shared.models, models) < 1e-12
-    assert float(flat(federation.states.dual).abs().max()) < 1e-12
-
-
-@pytest.mark.parametrize("local_solve", ["exact", "inexact"])
-def test_a_huge_penalty_moves_nothing(local_solve):
-    start = run_rounds(ConsensusADMM(), None, make_clients(SIZES), rounds=0)
-    solver = LocalSolver(lr=1e-9, local_steps=3)  # gradient steps would overshoot with a larger rate
-    federation = run_rounds(ConsensusADMM(1e8, local_solve), None, make_clients(SIZES), solver=solver)
-    assert distance(federation.shared, start.shared) < 1e-7
-    assert distance(federation.states.models, start.states.models) < 1e-7
 
 
 # ---------------------------------------------------------------------- cohorts, traffic, serving

@@ -4,14 +4,12 @@ import torch
 from federated_round import (
     BINARY,
     MULTICLASS,
-    REGRESSION,
     Federation,
     as_arrays,
     batch_orders,
     distance,
     make_clients,
     make_task,
-    reordered,
     run_rounds,
     same_bits,
     small_mlp,
@@ -20,9 +18,9 @@ from references.decentralized_surrogate_numpy import decentralized_round, identi
 from references.dfedem_numpy import metropolis
 from references.surrogate_optimization_numpy import mixture, moreau
 
-from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, FedAvg, SurrogateOptimization
+from lit_fed.algorithms import DecentralizedSurrogate, DFedEM
 from lit_fed.core import tree
-from lit_fed.core.graphs.topology import Complete, ErdosRenyi, GraphFile, PathGraph, Ring, TimeVarying, adjacency
+from lit_fed.core.graphs.topology import ErdosRenyi, PathGraph, Ring
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
 from lit_fed.errors import ConfigError
@@ -37,7 +35,6 @@ SOLVERS = [
     {"lr": 0.3, "clip_norm": 0.05, "local_steps": 3},
 ]
 CHAIN = {"topology": PathGraph(), "mixing": "metropolis"}
-EVERYBODY = {"topology": Complete(), "mixing": "uniform"}
 
 
 def rows(federation):
@@ -96,18 +93,6 @@ def test_with_the_mixture_surrogate_it_is_dfedem(solver, target, network, weight
     assert distance(ours.predictions(unseen, seen=False), dfedem.predictions(unseen, seen=False)) < 1e-12
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_for_linear_models_it_is_dfedem_bit_for_bit(dtype, trainer):
-    options = {
-        "train": make_clients(SIZES, dtype=dtype), "task": make_task(dtype=dtype), "trainer": trainer,
-        "solver": LocalSolver(lr=0.3, momentum=0.9, local_epochs=2), "cohorts": COHORTS,
-    }  # fmt: skip
-    changing = {"topology": TimeVarying(Ring(), edge_fraction=0.7), "mixing": "metropolis"}
-    ours = run_rounds(DecentralizedSurrogate(MixtureSurrogate(3), **changing), **options)
-    dfedem = run_rounds(DFedEM(3, **changing), **options)
-    assert same_bits((ours.shared, ours.states.local), (dfedem.shared, dfedem.states[:1]))
-
-
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_unseen_clients_fit_their_weights_as_in_dfedem(steps, client_trainer):
     train, unseen = make_clients(SIZES), make_clients([5, 1, 0], seed=9, first_id=4)
@@ -120,31 +105,6 @@ def test_unseen_clients_fit_their_weights_as_in_dfedem(steps, client_trainer):
 
 
 # ---------------------------------------------------------------------- limits
-@pytest.mark.parametrize("solver", SOLVERS, ids=str)
-@pytest.mark.parametrize("surrogate", [MixtureSurrogate(2), MoreauSurrogate(2.0), IdentitySurrogate()], ids=repr)
-def test_when_all_mix_with_all_it_is_the_algorithm_with_a_server(solver, surrogate, trainer):
-    options = {"train": make_clients(SIZES), "solver": LocalSolver(**solver), "weighting": "uniform"}
-    alone, server = (
-        run_rounds(one, trainer, **options)
-        for one in (DecentralizedSurrogate(surrogate, **EVERYBODY), SurrogateOptimization(surrogate))
-    )
-    for one in range(4):
-        assert distance(tree.index(alone.shared.each, one), server.shared.models) < 1e-12
-    assert distance(alone.states.local, server.states) < 1e-12
-    assert alone.metrics == pytest.approx(server.metrics, abs=1e-12)
-    assert distance(alone.predictions(), server.predictions()) < 1e-12
-    unseen = make_clients([5, 2], seed=9, first_id=4)
-    assert distance(alone.predictions(unseen, seen=False), server.predictions(unseen, seen=False)) < 1e-12
-
-
-def test_the_identity_that_all_mix_is_fedavg(trainer):
-    options = {"train": make_clients(SIZES), "weighting": "uniform", "trainer": trainer}
-    ours, plain = (
-        run_rounds(one, **options) for one in (DecentralizedSurrogate(IdentitySurrogate(), **EVERYBODY), FedAvg())
-    )
-    assert distance(ours.shared.mean, plain.shared.models) < 1e-12
-
-
 def test_one_exact_step_gives_each_the_mixed_proximal_points(trainer):
     """pFedMe with lr = 1/λ: u_t <- Σ_j W_tj θ_j."""
     solver = LocalSolver(lr=0.5, local_steps=1)
@@ -158,25 +118,6 @@ def test_one_exact_step_gives_each_the_mixed_proximal_points(trainer):
         assert distance(federation.shared.parameters, mixed) < 1e-12
 
 
-@pytest.mark.parametrize("surrogate", [MixtureSurrogate(2), MoreauSurrogate(2.0), IdentitySurrogate()], ids=repr)
-def test_samples_weigh_a_clients_surrogate(surrogate, trainer):
-    """After one step on all samples the mean of the clients is that with a server, whatever the graph."""
-    solver = LocalSolver(lr=0.3, local_steps=1)
-    options = {
-        "train": make_clients(SIZES), "solver": solver, "batch_size": 0, "rounds": 1, "weighting": "samples",
-        "trainer": trainer,
-    }  # fmt: skip
-    algorithm = DecentralizedSurrogate(surrogate, **CHAIN)
-    server, weighted = (run_rounds(one, **options) for one in (SurrogateOptimization(surrogate), algorithm))
-    alike = run_rounds(algorithm, **(options | {"weighting": None}))
-    assert (alike.weighting, SurrogateOptimization(MixtureSurrogate()).participation.weighting) == (
-        "uniform",
-        "samples",
-    )
-    assert distance(weighted.shared.mean, server.shared.models) < 1e-12
-    assert distance(alike.shared.mean, server.shared.models) > 1e-3
-
-
 # ---------------------------------------------------------------------- who takes part
 @pytest.mark.parametrize(("surrogate", "num_models"), [(MixtureSurrogate(4), 4), (MoreauSurrogate(), 1)], ids=str)
 def test_all_models_go_along_each_edge_in_both_directions(surrogate, num_models, client_trainer):
@@ -184,22 +125,6 @@ def test_all_models_go_along_each_edge_in_both_directions(surrogate, num_models,
     for cohort, edges in (([0, 1, 2, 3], 6), ([0, 1, 3], 2), ([0, 2], 0)):
         federation.round(cohort)
         assert federation.bits.tolist() == [edges * num_models * 5 * 64] * 2
-
-
-def test_clients_under_other_numbers(tmp_path, client_trainer):
-    order = torch.tensor([2, 0, 3, 1])  # new client k is the old client order[k]
-    new = {old: k for k, old in enumerate(order.tolist())}
-    (tmp_path / "edges").write_text("".join(f"{new[one]} {new[one + 1]}\n" for one in range(3)))
-    train = make_clients(SIZES)
-    renamed = reordered(train, order)
-    graph = {"topology": GraphFile(str(tmp_path / "edges")), "mixing": "metropolis"}
-    options = {"trainer": client_trainer, "batch_size": 0}
-    old, other = (
-        run_rounds(DecentralizedSurrogate(MixtureSurrogate(2), **how), train=data, **options)
-        for how, data in ((CHAIN, train), (graph, renamed))
-    )
-    assert distance(tree.index(old.shared.each, order), other.shared.each) < 1e-12
-    assert distance(tree.index(old.states.local, order), other.states.local) < 1e-12
 
 
 # ---------------------------------------------------------------------- what it tells, and settings
@@ -213,14 +138,6 @@ def test_an_unseen_client_of_pfedme_gets_the_proximal_point_at_the_mean(client_t
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
 
 
-def test_a_regression_with_the_identity_learns(client_trainer):
-    options = {"train": make_clients([9, 7, 8], target=REGRESSION), "task": make_task(REGRESSION), "rounds": 20}
-    federation = run_rounds(DecentralizedSurrogate(IdentitySurrogate(), **CHAIN), client_trainer, **options)
-    start = Federation(federation.algorithm, options["train"], options["task"])
-    loss, before = (one.evaluate()[:, 1].sum() for one in (federation, start))
-    assert loss < 0.7 * before
-
-
 def test_all_clients_start_alike_or_apart():
     for common in (True, False):
         algorithm = DecentralizedSurrogate(MixtureSurrogate(2), common_start=common)
@@ -231,18 +148,6 @@ def test_all_clients_start_alike_or_apart():
         assert (rows(federation) == rows(federation)[0]).all() == common
     assert algorithm.num_models == 2
     assert DecentralizedSurrogate() == DecentralizedSurrogate(MixtureSurrogate(3))
-
-
-def test_a_client_of_pfedme_starts_from_its_own_model():
-    federation = Federation(DecentralizedSurrogate(MoreauSurrogate(), common_start=False), make_clients(SIZES))
-    assert same_bits(federation.states.local.models, federation.shared.each)
-
-
-def test_the_picture_is_the_mixing_matrix():
-    federation = Federation(DecentralizedSurrogate(**CHAIN), make_clients(SIZES))
-    found = federation.algorithm.collaboration(federation.context("train"), federation.shared, federation.states)
-    expected = metropolis(adjacency(PathGraph(), 4, 0, 0).numpy())
-    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-15)
 
 
 def test_wrong_settings_are_named_before_training():

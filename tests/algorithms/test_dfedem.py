@@ -6,7 +6,6 @@ from federated_round import (
     MULTICLASS,
     REGRESSION,
     Federation,
-    Scale,
     as_arrays,
     batch_orders,
     distance,
@@ -22,13 +21,11 @@ from normalised import NormalisedMLP
 from references.dfedem_numpy import dfedem_round, expectation, metropolis, predict
 from references.logistic import with_bias
 
-from lit_fed.algorithms import DFedEM, FedAvg, FedEM
-from lit_fed.algorithms.dfedem import PeerMixture
+from lit_fed.algorithms import DFedEM, FedEM
 from lit_fed.core import tree
 from lit_fed.core.graphs.mixing import mixing_matrix, second_eigenvalue
 from lit_fed.core.graphs.topology import Complete, ErdosRenyi, GraphFile, PathGraph, Ring, Star, TimeVarying, adjacency
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 
@@ -128,38 +125,6 @@ def test_when_all_mix_with_all_it_is_fedem_with_equal_weights(solver, target, ne
     assert distance(alone.predictions(), server.predictions()) < 1e-12
     unseen = make_clients([5, 2], target=target, seed=9, first_id=4)
     assert distance(alone.predictions(unseen, seen=False), server.predictions(unseen, seen=False)) < 1e-12
-
-
-@pytest.mark.parametrize("solver", SOLVERS, ids=str)
-def test_when_nobody_mixes_each_runs_its_own_em(solver, trainer):
-    train = make_clients(SIZES)
-    options = {"train": train, "solver": LocalSolver(**solver, local_epochs=2), "trainer": trainer}
-    together = run_rounds(DFedEM(3, **ALONE), **options)
-    predictions = together.predictions()
-    for one in range(4):
-        alone = run_rounds(FedEM(3), cohorts=[[one]] * 3, **options)
-        assert distance(of_client(together, one), alone.shared.models) < 1e-12
-        assert distance(together.states.mixture[one], alone.states.mixture[one]) < 1e-12
-        assert distance(predictions[one], alone.predictions()[one]) < 1e-12
-
-
-@pytest.mark.parametrize("solver", SOLVERS, ids=str)
-def test_one_component_that_all_mix_is_fedavg(solver, trainer):
-    options = {
-        "train": make_clients(SIZES), "weighting": "uniform", "trainer": trainer,
-        "solver": LocalSolver(**solver, local_epochs=2), "batch_size": 3,
-    }  # fmt: skip
-    mixed, plain = (run_rounds(one, **options) for one in (DFedEM(1, **EVERYBODY), FedAvg()))
-    for one in range(4):
-        assert distance(of_client(mixed, one), plain.shared.models) < 1e-12
-    assert (mixed.states.mixture == 1).all()
-    assert distance(mixed.predictions(), plain.predictions()) < 1e-12
-
-
-def test_one_client_is_fedem(trainer):
-    alone, server = (run_rounds(one, trainer, make_clients([7])) for one in (DFedEM(3), FedEM(3)))
-    assert distance(of_client(alone, 0), server.shared.models) < 1e-13
-    assert alone.bits.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("mixing", ["fmmc", "metropolis", "lazy_metropolis", "max_degree"])
@@ -276,36 +241,6 @@ def test_an_unseen_client_takes_e_steps_on_the_mean(em_steps, client_trainer):
         np.testing.assert_allclose(predictions[one].exp().numpy(), predict(mean, pi, x), rtol=0, atol=1e-10)
     assert served.mixture[2].tolist() == [1 / 3] * 3
     assert served.client_id.tolist() == [4, 5, 6]
-
-
-@pytest.mark.parametrize("em_steps", [1, 3])
-def test_training_takes_one_e_step(em_steps, client_trainer):
-    one, other = (run_rounds(DFedEM(em_steps=n), client_trainer, make_clients(SIZES)) for n in (1, em_steps))
-    assert same_bits((one.shared, one.states), (other.shared, other.states))
-
-
-@pytest.mark.parametrize(("em_steps", "expected"), [(1, [0.605138, 0.394862]), (2, [0.670185, 0.329815])])
-def test_an_unseen_client_by_hand(em_steps, expected, client_trainer):
-    """Losses (0.1, 2.3) and (1.2, 0.4) of two samples under the models 0 and 1, without a bias."""
-    roots = torch.tensor([[0.1, 2.3], [1.2, 0.4]], dtype=torch.float64).mul(2).sqrt()  # a loss is ½(wx − y)²
-    x, y = roots[:, 1] - roots[:, 0], -roots[:, 0]
-    task = make_task(REGRESSION, 1, Scale)
-    federation = Federation(DFedEM(2, em_steps=em_steps), make_clients([2, 2], 1, REGRESSION), task)
-    models = tree.map_leaves(lambda leaf: torch.tensor([[0.0], [1.0]]).to(leaf), federation.shared.mean)
-    federation.shared = federation.shared._replace(mean=models)
-    unseen = Split(x[:, None], y, torch.tensor([0, 2]), first_id=2)
-    federation.trainer = client_trainer
-    served = federation.serve(unseen, seen=False)
-    torch.testing.assert_close(served.mixture[0], torch.tensor(expected).double(), rtol=0, atol=5e-7)
-
-
-def test_one_hot_weights_are_absorbing(client_trainer):
-    one_hot = torch.eye(2)[[0, 1, 0, 1]].double()
-    federation = Federation(DFedEM(2, **CHAIN), make_clients(SIZES), trainer=client_trainer, num_rounds=2)
-    federation.states = PeerMixture(one_hot, federation.states.client_id)
-    for _ in range(2):
-        federation.round()
-        assert torch.equal(federation.states.mixture, one_hot)
 
 
 # ---------------------------------------------------------------------- what it tells, and settings

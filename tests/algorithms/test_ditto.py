@@ -2,17 +2,13 @@ import numpy as np
 import pytest
 from federated_round import (
     MULTICLASS,
-    REGRESSION,
     Federation,
-    Scale,
     as_arrays,
     batch_orders,
     distance,
     flat,
     make_clients,
     make_task,
-    perturbed,
-    quadratics,
     run_rounds,
     same_bits,
     small_mlp,
@@ -21,12 +17,9 @@ from references.ditto_numpy import ditto_round, train
 from references.logistic import predict
 
 from lit_fed.algorithms import Ditto, FedAvg, Local
-from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
 
-Q2 = quadratics([1.0, 3.0], [0.0, 4.0])
-SCALE = {"task": make_task(REGRESSION, network=Scale), "batch_size": 0, "solver": LocalSolver(lr=0.1)}
 SIZES = [6, 1, 9, 3]
 COHORTS = [[0, 1, 2, 3], [2, 0], [1]]
 SOLVERS = [
@@ -86,15 +79,6 @@ def test_without_a_pull_the_personal_models_are_those_of_local(problem, solver, 
     assert ditto.metrics["loss"] == alone.metrics["loss"]
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_without_a_pull_an_unseen_client_trains_alone_from_the_global_model(steps, client_trainer):
-    data, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=4)
-    solver = LocalSolver(local_epochs=steps)
-    ditto, alone = (run_rounds(one, client_trainer, data, solver=solver) for one in (Ditto(0.0), Local()))
-    alone.shared = ditto.shared
-    assert same_bits(ditto.serve(unseen, seen=False), alone.serve(unseen, seen=False).models)
-
-
 def test_kept_optimizers_are_those_of_fedavg_and_local(client_trainer):
     options = {"solver": LocalSolver(momentum=0.9, persist_optimizer=True), "cohorts": COHORTS}
     data = make_clients(SIZES)
@@ -104,46 +88,6 @@ def test_kept_optimizers_are_those_of_fedavg_and_local(client_trainer):
 
 
 # ---------------------------------------------------------------------- two quadratics
-def test_personal_models_are_proximal_points_of_the_global_one(client_trainer):
-    options = SCALE | {"solver": LocalSolver(lr=0.4)}
-    federation = run_rounds(Ditto(1.0), client_trainer, Q2, rounds=60, **options)
-    assert federation.weights.item() == pytest.approx(3, abs=1e-9)
-    assert flat(federation.states.parameters)[:, 0].tolist() == pytest.approx([1.5, 3.75], abs=1e-9)
-
-
-def test_many_personal_steps_solve_for_the_received_model(client_trainer):
-    """After one round from w = 0: argmin ½a(v − c)² + λ/2·v² = ac / (a + λ), though the global model has moved on."""
-    federation = run_rounds(Ditto(1.0, 0.2, personal_steps=150), client_trainer, Q2, rounds=1, **SCALE)
-    assert flat(federation.states.parameters)[:, 0].tolist() == pytest.approx([0, 3], abs=1e-9)
-    assert federation.weights.item() == pytest.approx(0.6, abs=1e-9)
-
-
-def test_one_step_with_the_inverse_of_the_pull_starts_from_the_received_model(client_trainer):
-    """η_v·λ = 1: v = w − η_v·∇f(v), whatever v was; with λ → ∞ v is the received w."""
-    data = make_clients(SIZES)
-    gaps = []
-    for lam in (1e2, 1e3):
-        options = {"solver": LocalSolver(local_steps=1), "batch_size": 0}
-        federation = Federation(Ditto(lam, 1 / lam), data, trainer=client_trainer, **options)
-        federation.states = perturbed(federation.states, 1.0)
-        received = federation.shared.models
-        _, gradient = zip(
-            *(
-                federation.task.full_gradient(tree.index(federation.states, one), data.client(one))
-                for one in range(len(SIZES))
-            ),
-            strict=True,
-        )
-        federation.round()
-        for one in range(len(SIZES)):
-            own = tree.index(federation.states, one).parameters
-            expected = tree.sub(received.parameters, tree.scale(gradient[one], 1 / lam))
-            assert distance(own, expected) < 1e-12
-        gaps.append(max(distance(tree.index(federation.states, one), received) for one in range(len(SIZES))))
-    assert gaps[1] < 1e-2
-    assert gaps[0] / gaps[1] == pytest.approx(10, rel=1e-6)
-
-
 # ---------------------------------------------------------------------- clients
 
 

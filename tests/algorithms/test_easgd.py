@@ -7,28 +7,19 @@ from federated_round import (
     Scale,
     as_arrays,
     batch_orders,
-    distance,
     flat,
     make_clients,
     make_context,
     make_task,
-    perturbed,
     quadratics,
-    run_rounds,
-    same_bits,
 )
-from normalised import NormalisedMLP
 from references.easgd_numpy import asynchronous_round, synchronous_round
 from references.logistic import predict
 
-from lit_fed.algorithms import EASGD, Local
-from lit_fed.core import tree
+from lit_fed.algorithms import EASGD
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.reduce import cast_like
 from lit_fed.core.seeds import generator
-from lit_fed.models import Linear
 
-SIZES = [5, 2, 8]
 MODES = ["synchronous", "asynchronous"]
 COHORTS = [[0, 1, 2], [2, 0], [1, 2], [0, 1, 2]]
 
@@ -101,78 +92,6 @@ def test_one_step_by_hand(momentum, client_trainer):
 
 
 # ---------------------------------------------------------------------- identities
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_the_elastic_force_takes_nothing_away(mode, weighting, client_trainer):
-    algorithm, solver = EASGD(0.9, mode), LocalSolver(lr=0.0)
-    federation = Federation(algorithm, make_clients(SIZES), solver=solver, trainer=client_trainer, weighting=weighting)
-    federation.states = federation.states._replace(models=perturbed(federation.states.models, 1.0))
-    total = flat(federation.states.models).sum(0) + federation.weights[0]
-    before = flat(federation.states.models)
-    for cohort in COHORTS:
-        federation.round(cohort)
-        after = flat(federation.states.models).sum(0) + federation.weights[0]
-        torch.testing.assert_close(after, total, rtol=0, atol=1e-13)
-    assert distance(flat(federation.states.models), before) > 0.1
-
-
-@pytest.mark.parametrize(("mode", "lr", "tolerance"), [("synchronous", 0.25, 1e-9), ("asynchronous", 0.05, 0.05)])
-def test_the_fixed_point_is_the_mixture_solution(mode, lr, tolerance):
-    """ρ = 1: x = (1.2, 3.6) around their mean 2.4; workers that take turns circle about it."""
-    federation = quadratic_federation(EASGD(2 * lr, mode), solver=LocalSolver(lr=lr, local_steps=1))
-    for _ in range(120):
-        federation.round()
-    found = torch.cat([positions(federation), federation.weights[0]])
-    torch.testing.assert_close(found, torch.tensor([1.2, 3.6, 2.4], dtype=torch.float64), rtol=0, atol=tolerance)
-
-
-def test_with_momentum_the_forces_balance_at_rest():
-    """v = α(x − x̃) and (1 − δ)v = −ηg(x + δv), with the centre in the middle."""
-    lr, delta, alpha = 0.2, 0.3, 0.3
-    algorithm = EASGD(2 * alpha, momentum=delta)
-    federation = quadratic_federation(algorithm, solver=LocalSolver(lr=lr, local_steps=1))
-    for _ in range(150):
-        federation.round()
-    x, centre = positions(federation).numpy(), float(federation.weights[0])
-    a, c = np.array([1.0, 3.0]), np.array([0.0, 4.0])
-    velocity = federation.states.velocity["weight"].flatten().numpy()
-    np.testing.assert_allclose(velocity, alpha * (x - centre), rtol=0, atol=1e-10)
-    np.testing.assert_allclose((1 - delta) * velocity, -lr * a * (x + delta * velocity - c), rtol=0, atol=1e-10)
-    assert centre == pytest.approx(x.mean(), abs=1e-10)
-    assert np.abs(velocity).min() > 0.1
-
-
-def test_without_force_it_is_local(client_trainer):
-    solver = LocalSolver(momentum=0.9, weight_decay=0.1, local_epochs=2)
-    options = {"train": make_clients(SIZES), "solver": solver, "weighting": "uniform"}
-    ours, alone = (run_rounds(one, client_trainer, **options) for one in (EASGD(0.0), Local()))
-    assert same_bits(ours.states.models, alone.states.models)
-    assert same_bits(ours.shared.models, alone.shared.models)
-    assert ours.metrics == alone.metrics
-
-
-@pytest.mark.parametrize("network", [Linear, NormalisedMLP], ids=["linear", "normalised"])
-def test_at_full_rate_the_centre_is_the_mean_of_the_old_models(network, client_trainer):
-    federation = Federation(EASGD(1.0), make_clients([5, 6]), make_task(network=network), trainer=client_trainer)
-    for _ in range(3):
-        before = federation.states.models
-        federation.round()
-        mean = cast_like(tree.map_leaves(lambda leaf: leaf.sum(0) / 2, before), federation.shared.models)
-        assert same_bits(federation.shared.models, mean)
-    assert all(float((leaf[0] - leaf[1]).abs().max()) > 0 for name, leaf in tree.items(before) if "running" in name)
-
-
-def test_the_centre_follows_a_worker_alone():
-    federation = quadratic_federation(EASGD(0.5), [2.0], [3.0], solver=LocalSolver(lr=0.2, local_steps=1))
-    gaps = []
-    for _ in range(150):
-        federation.round()
-        gaps.append(abs(float(positions(federation) - federation.weights[0])))
-    assert gaps[0] > 0.1
-    assert gaps[-1] < 1e-10
-    assert float(federation.weights[0]) == pytest.approx(3.0, abs=1e-9)
-
-
 def test_one_exchange_in_a_round():
     """τ = 3: the force of the exchange acts once, with the first of the steps."""
     federation = quadratic_federation(EASGD(0.4), solver=LocalSolver(lr=0.1, local_steps=3))

@@ -102,14 +102,6 @@ def test_one_client_is_plain_sgd(options, client_trainer):
         torch.testing.assert_close(federation.weights[0], expected, rtol=0, atol=1e-12)
 
 
-def test_one_full_batch_step_is_gradient_descent_on_all_samples(client_trainer):
-    train = make_clients([5, 2, 8])
-    union = Split(train.x, train.y, torch.tensor([0, 15]))
-    options = {"solver": LocalSolver(lr=0.7), "batch_size": 0, "trainer": client_trainer}
-    one, other = (run_rounds(FedAvg(), train=data, **options) for data in (train, union))
-    assert distance(one.shared, other.shared) < 1e-12
-
-
 def test_identical_clients_train_as_one(client_trainer):
     shard = make_clients([6])
     copies = Split(shard.x.repeat(3, 1), shard.y.repeat(3), torch.tensor([0, 6, 12, 18]))

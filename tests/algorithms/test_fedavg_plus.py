@@ -4,7 +4,7 @@ import torch
 from federated_round import Federation, as_arrays, batch_orders, distance, make_clients, run_rounds, same_bits
 from references.fedavg_plus_numpy import fedavg_plus_round, serve
 
-from lit_fed.algorithms import FedAvg, FedAvgPlus, Local
+from lit_fed.algorithms import FedAvgPlus
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
@@ -40,23 +40,6 @@ def test_unseen_clients_are_tuned_alike(client_trainer):
 
 
 # ---------------------------------------------------------------------- limits
-def test_training_is_fedavg_whatever_the_tuning():
-    train = make_clients([5, 2, 8])
-    assert same_bits(run_rounds(FedAvgPlus(3, 0.7), None, train).shared, run_rounds(FedAvg(), None, train).shared)
-
-
-def test_without_rounds_it_is_one_local_epoch():
-    """Before the first round, tuning is an epoch of Local from the common start (with the batches of another phase)."""
-    train = make_clients([5, 2, 8])
-    options = {"solver": LocalSolver(lr=0.4, momentum=0.9), "batch_size": 0}
-    tuned, alone = (
-        run_rounds(FedAvgPlus(), None, train, rounds=0, **options),
-        run_rounds(Local(), None, train, rounds=1, **options),
-    )
-    assert distance(tuned.serve().models, alone.states.models) < 1e-14
-    assert distance(tuned.predictions(), alone.predictions()) < 1e-14
-
-
 # ---------------------------------------------------------------------- the tuning
 def test_the_tuned_copy_is_thrown_away(client_trainer):
     federation = run_rounds(FedAvgPlus(fine_tune_lr=5.0), client_trainer, make_clients([5, 2, 8]))

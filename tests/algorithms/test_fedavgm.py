@@ -60,27 +60,7 @@ def test_two_steps_on_two_quadratics():
     assert float(on_quadratics(FedAvgM(0.5, 0.0), 1).weights) == pytest.approx(0.3, abs=1e-9)
 
 
-def test_without_a_change_nothing_moves():
-    assert float(on_quadratics(FedAvgM(), 2, lr=0.0).weights) == 0
-
-
 # ---------------------------------------------------------------------- identities
-@pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_plain_steps_of_rate_1_are_fedavg(aggregation, weighting, client_trainer):
-    """Up to the rounding of w + (mean − w)."""
-    solver = LocalSolver(momentum=0.9, weight_decay=0.1, local_epochs=2)
-    options = {"cohorts": [[0, 1, 2], [1], [2, 0, 2]], "solver": solver}
-    options |= {"aggregation": aggregation, "weighting": weighting}
-    one, other = (
-        run_rounds(algorithm, client_trainer, make_clients(SIZES), **options)
-        for algorithm in (FedAvgM(1.0, 0.0), FedAvg())
-    )
-    assert distance(one.shared.models, other.shared.models) < 1e-14
-    assert distance(one.predictions(), other.predictions()) < 1e-14
-    assert one.bits.tolist() == other.bits.tolist()
-
-
 @pytest.mark.parametrize("server_lr", [0.5, 1.0])
 def test_momentum_over_single_steps_is_that_of_torch(server_lr):
     """Where clients take one step on all their samples, Δw = −η ∇f, and the server is torch.optim.SGD."""
@@ -111,12 +91,6 @@ def after_a_step(algorithm, change, dtype=torch.float64):
     average = {"weight": torch.full((1, 1), 64.0 + change, dtype=torch.float64)}
     reduced = Reduced(ModelState(average, {}), torch.tensor(1.0, dtype=torch.float64))
     return algorithm.server_step(federation.context("train"), shared, reduced, torch.arange(1))
-
-
-def test_without_a_change_only_momentum_moves_the_model():
-    new = after_a_step(FedAvgM(0.3, 0.9), 0.0)
-    assert float(flat(new.models)) == pytest.approx(64 + 0.3 * 0.45, abs=1e-13)
-    assert float(flat(new.momentum)) == pytest.approx(0.45, abs=1e-15)
 
 
 def test_small_changes_are_not_lost_in_float32():

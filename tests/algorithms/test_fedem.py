@@ -159,13 +159,6 @@ def test_equal_components_stay_equal_and_move_with_their_share_of_the_rate(clien
         torch.testing.assert_close(federation.weights[m], one.weights[0], rtol=0, atol=1e-12)
 
 
-def test_equal_components_with_equal_weights_stay_equal(client_trainer):
-    task = make_task(init_seeds=(5, 5))
-    federation = run_rounds(FedEM(2), client_trainer, make_clients([5, 2, 8]), task=task)
-    assert distance(federation.weights[0], federation.weights[1]) < 1e-14
-    assert distance(federation.states.mixture, torch.full((3, 2), 0.5)) < 1e-14
-
-
 def test_one_hot_weights_are_absorbing(client_trainer):
     one_hot = torch.eye(3)[[0, 2, 0, 1]].double()
     federation = Federation(FedEM(), make_clients([5, 2, 8, 4]), trainer=client_trainer, num_rounds=3)
@@ -173,22 +166,6 @@ def test_one_hot_weights_are_absorbing(client_trainer):
     for _ in range(3):
         federation.round()
         assert torch.equal(federation.states.mixture, one_hot)
-
-
-@pytest.mark.parametrize("trainer", [SequentialTrainer, VectorizedTrainer])
-def test_one_hot_weights_are_stale_fill_fedavg_for_each_component(trainer):
-    train, groups = make_clients([5, 2, 8, 4]), [0, 1, 0, 1]
-    mixed = Federation(FedEM(2), train, trainer=trainer())
-    with_mixtures(mixed, torch.eye(2)[groups])
-    start = mixed.shared.models
-    for _ in range(3):
-        mixed.round()
-    for m in range(2):
-        own = Federation(FedAvg(), train, trainer=trainer(), aggregation="stale_fill")
-        own.shared = own.shared._replace(models=tree.index(start, slice(m, m + 1)))
-        for _ in range(3):
-            own.round([one for one, group in enumerate(groups) if group == m])
-        torch.testing.assert_close(mixed.weights[m], own.weights[0], rtol=0, atol=1e-12)
 
 
 def test_the_likelihood_never_falls_under_small_full_batch_steps():

@@ -19,11 +19,11 @@ from federated_round import (
 )
 from references.federico_numpy import Client, Owner, federico_round, losses, predict
 
-from lit_fed.algorithms import FedeRiCo, FedSGD, Local
+from lit_fed.algorithms import FedeRiCo, Local
 from lit_fed.core import tree
 from lit_fed.core.graphs.peers import draws, put_models
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.types import ModelState, Split
+from lit_fed.core.types import ModelState
 
 EVERYBODY = {"num_neighbours": 9, "explore_probability": 0.0}
 SIZES = [5, 7, 4, 6, 5]
@@ -111,47 +111,6 @@ def test_without_neighbours_it_is_local(solver, tracking, client_trainer):
     assert distance(ours.predictions(), alone.predictions()) < 1e-12
 
 
-def test_without_neighbours_a_gradient_is_a_step_of_local(client_trainer):
-    train = make_clients(SIZES)
-    options = {"solver": LocalSolver(lr=0.3), "batch_size": 0}
-    algorithm = FedeRiCo(num_neighbours=0, loss="mean", common_start=True)
-    ours, alone = (run_rounds(one, client_trainer, train, **options) for one in (algorithm, Local()))
-    assert same_bits(models_of(ours), local_models(alone))
-
-
-def test_a_gradient_of_the_sum_is_a_step_of_local_at_n_times_the_rate(client_trainer):
-    train = make_clients([4, 4])
-    algorithm = FedeRiCo(num_neighbours=0, common_start=True)
-    ours = run_rounds(algorithm, client_trainer, train, solver=LocalSolver(lr=0.1))
-    alone = run_rounds(Local(), client_trainer, train, solver=LocalSolver(lr=0.4), batch_size=0)
-    assert distance(models_of(ours), local_models(alone)) < 1e-12
-
-
-def test_a_client_alone_is_local(client_trainer):
-    train = make_clients([7])
-    algorithm = FedeRiCo(exchange="pseudo_gradient", common_start=True)
-    ours, alone = (run_rounds(one, client_trainer, train) for one in (algorithm, Local()))
-    assert same_bits(models_of(ours), local_models(alone))
-    assert ours.bits.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("exchange", ["gradient", "pseudo_gradient"])
-def test_one_hot_weights_are_local(exchange, client_trainer):
-    """Each client's model is so much better for it than all others that the weights of these vanish."""
-    train = quadratics([1.0, 3.0, 2.0], [0.0, 100.0, 200.0])
-    options = {"task": make_task(REGRESSION, 1, Scale), "solver": LocalSolver(lr=0.1), "num_rounds": 3}
-    start = {"weight": torch.tensor([[1.0], [99.0], [202.0]], dtype=torch.float64)}
-    ours = with_models(Federation(FedeRiCo(exchange=exchange), train, trainer=client_trainer, **options), start)
-    alone = Federation(Local(), train, trainer=client_trainer, **options)
-    own = ModelState({name: leaf.unsqueeze(1) for name, leaf in start.items()}, {})
-    alone.states = alone.states._replace(models=own)
-    for _ in range(3):
-        ours.round()
-        alone.round()
-    assert torch.equal(ours.states.weights, torch.eye(3, dtype=torch.float64))
-    assert same_bits(models_of(ours), local_models(alone))
-
-
 # ---------------------------------------------------------------------- the weights
 def mean_losses(federation, models, split):
     data = [split.client(one) for one in range(split.num_clients)]
@@ -181,33 +140,6 @@ def test_accumulated_losses_of_all_are_the_posterior(client_trainer):
         weights = torch.softmax(weights.log() - found, 1)
         federation.round()
         assert distance(federation.states.weights, weights) < 1e-12
-
-
-def test_moving_average_of_constant_losses(client_trainer):
-    """Losses 2 and 3 on each client's one sample, which a rate of 0 leaves as they are."""
-    train = Split(torch.ones(1, 1).double(), torch.tensor([0.0]).double(), torch.tensor([0, 1]))
-    train = Split(train.x.repeat(2, 1), train.y.repeat(2), torch.tensor([0, 1, 2]))
-    options = {"task": make_task(REGRESSION, 1, Scale), "solver": LocalSolver(lr=0.0), "num_rounds": 3}
-    start = {"weight": torch.tensor([[2.0], [math.sqrt(6)]], dtype=torch.float64)}
-    federation = with_models(Federation(FedeRiCo(), train, trainer=client_trainer, **options), start)
-    for expected in ((1.2, 1.8), (1.68, 2.52), (1.872, 2.808)):
-        federation.round()
-        np.testing.assert_allclose(federation.states.tracked, [expected] * 2, rtol=0, atol=1e-12)
-        weights = torch.softmax(-torch.tensor(expected, dtype=torch.float64), 0)
-        assert distance(federation.states.weights, weights.expand(2, 2)) < 1e-12
-
-
-@pytest.mark.parametrize("loss", ["sum", "mean"])
-def test_equal_data_and_models_give_the_direction_of_fedsgd(loss, client_trainer):
-    one = make_clients([4])
-    train = Split(one.x.repeat(3, 1), one.y.repeat(3), torch.tensor([0, 4, 8, 12]))
-    algorithm = FedeRiCo(loss=loss, common_start=True, **EVERYBODY)
-    rate = 0.1 / 4 if loss == "sum" else 0.1
-    ours = run_rounds(algorithm, client_trainer, train, solver=LocalSolver(lr=rate), rounds=2)
-    sgd = run_rounds(FedSGD(), client_trainer, train, solver=LocalSolver(lr=0.1), rounds=2)
-    assert distance(ours.states.weights, torch.full((3, 3), 1 / 3, dtype=torch.float64)) < 1e-12
-    expected = tree.map_leaves(lambda leaf: leaf.expand(3, *leaf.shape[1:]), sgd.shared.models)
-    assert distance(models_of(ours), expected) < 1e-12
 
 
 def test_a_model_is_trained_by_how_others_use_it(client_trainer):
@@ -295,18 +227,6 @@ def test_an_unseen_client_weighs_all_models(client_trainer):
 
 
 # ---------------------------------------------------------------------- prediction, traffic, pictures
-def test_models_without_weight_do_not_matter(client_trainer):
-    train = make_clients(SIZES)
-    federation = run_rounds(FedeRiCo(), client_trainer, train, rounds=2)
-    weights = torch.eye(5).double().roll(1, 1)
-    federation.states = federation.states._replace(weights=weights)
-    for row, found in enumerate(federation.predictions()):
-        model = tree.index(models_of(federation), slice((row + 1) % 5, (row + 1) % 5 + 1))
-        x = train.client(row).x
-        alone = federation.task.mix(torch.ones(1).double(), federation.task.outputs(model, x))
-        assert distance(found, alone) < 1e-12
-
-
 @pytest.mark.parametrize("exchange", ["gradient", "pseudo_gradient"])
 def test_each_neighbour_costs_a_model_and_a_gradient(exchange, client_trainer):
     task = make_task(dtype=torch.float32)
@@ -344,11 +264,3 @@ def test_names_of_clients_do_not_matter(client_trainer):
     assert distance(tree.index(models_of(one), order), models_of(other)) < 1e-12
     assert distance(one.states.weights[order][:, order], other.states.weights) < 1e-12
     assert distance(one.states.weights[1], one.states.weights[2]) > 1e-3
-
-
-def test_equal_models_that_all_ask_never_part():
-    """Equal models have equal weights and get equal gradients: a common start needs neighbours that differ."""
-    for num, same in ((4, True), (2, False)):
-        algorithm = FedeRiCo(num, 0.0, common_start=True)
-        models = models_of(run_rounds(algorithm, None, make_clients(SIZES)))
-        assert (distance(tree.index(models, 0), tree.index(models, 1)) < 1e-12) == same

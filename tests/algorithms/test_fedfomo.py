@@ -18,7 +18,7 @@ from federated_round import (
 from references.fedfomo_numpy import combine, fedfomo_round
 from references.logistic import probability
 
-from lit_fed.algorithms import FedFOMO, Local
+from lit_fed.algorithms import FedFOMO
 from lit_fed.algorithms.fedfomo import _held_out
 from lit_fed.core import tree
 from lit_fed.core.graphs.peers import draws, own_models
@@ -80,23 +80,6 @@ def test_rounds_are_those_of_the_reference(options, fields, client_trainer):
 
 
 # ---------------------------------------------------------------------- it becomes Local
-def test_without_neighbours_it_is_local_while_training_helps(client_trainer):
-    train = make_clients([30, 20, 25])
-    solver = LocalSolver(lr=0.05)
-    algorithm = FedFOMO(num_neighbours=0, val_fraction=0.0)
-    ours, alone = (run_rounds(one, client_trainer, train, solver=solver) for one in (algorithm, Local()))
-    assert torch.equal(ours.states.shares, torch.eye(3).double())  # each own model helped
-    assert same_bits(ours.states.models, alone.states.models)
-    assert distance(ours.predictions(), alone.predictions()) < 1e-14
-
-
-def test_an_own_model_that_helps_is_taken_as_it_is(client_trainer):
-    federation = run_rounds(
-        FedFOMO(num_neighbours=0, val_fraction=0.0), client_trainer, make_clients([30, 20]), rounds=1
-    )
-    assert same_bits(federation.states.models, federation.shared.peers.each)
-
-
 @pytest.mark.parametrize("keep", ["previous", "trained"])
 def test_where_no_model_helps(keep, client_trainer):
     """A rate so high that every trained model is worse than the start."""
@@ -110,26 +93,6 @@ def test_where_no_model_helps(keep, client_trainer):
 
 
 # ---------------------------------------------------------------------- the weights
-def test_equal_models_have_equal_weights(client_trainer):
-    train = quadratics([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
-    options = {"task": make_task(REGRESSION, 1, Scale), "rounds": 1}
-    federation = run_rounds(FedFOMO(), client_trainer, train, **options)
-    assert distance(federation.states.shares, torch.full((3, 3), 1 / 3, dtype=torch.float64)) < 1e-12
-    np.testing.assert_allclose(federation.states.models.parameters["weight"].flatten(), [0.2] * 3, atol=1e-12)
-
-
-def test_the_scale_of_the_loss_does_not_matter(client_trainer):
-    """Curvatures k times as large at 1/k of the rate: the same models, and losses k times as large."""
-    shares = []
-    for k in (1.0, 4.0):
-        train = quadratics([k, k, k], [1.0, 1.5, 4.0])
-        options = {"task": make_task(REGRESSION, 1, Scale), "solver": LocalSolver(lr=0.4 / k), "rounds": 2}
-        federation = run_rounds(FedFOMO(), client_trainer, train, **options)
-        shares.append((federation.states.shares, federation.states.models))
-    assert distance(*shares) < 1e-12
-    assert 0.01 < float(shares[0][0][0, 1]) < 0.99
-
-
 def test_weights_of_a_round_by_hand(client_trainer):
     """From 0 at rate 1 the models are at the centres 1 and 3: L_0 falls by 1/2 and by -3/2, L_1 by 5/2 and by 9/2."""
     train = quadratics([1.0, 1.0], [1.0, 3.0])

@@ -3,8 +3,6 @@ import pytest
 import torch
 from combination import refuse
 from federated_round import (
-    BINARY,
-    MULTICLASS,
     REGRESSION,
     Federation,
     Scale,
@@ -17,7 +15,6 @@ from federated_round import (
     quadratics,
     run_rounds,
     same_bits,
-    small_mlp,
 )
 from local_norm import local_norm
 from normalised import NormalisedMLP
@@ -31,7 +28,6 @@ from lit_fed.core.algorithm import GlobalModels
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Batch, ClientData, ModelState, Split
 from lit_fed.errors import ConfigError
-from lit_fed.models import Linear
 
 SOLVERS = [
     {"lr": 0.5},
@@ -159,43 +155,12 @@ def after_a_round(algorithm, start=0.0, **solver):
     return float(federation.weights)
 
 
-def fixed_point(algorithm, **solver):
-    """Where rounds end: each is an affine map."""
-    offset = after_a_round(algorithm, **solver)
-    slope = after_a_round(algorithm, 1.0, **solver) - offset
-    assert 0 < slope < 1
-    return offset / (1 - slope)
-
-
 def test_by_hand():
     """From 0 with rate 0.01: the first client rests, the second moves 4(1 − 0.99³) in its three steps."""
     moved = 4 * (1 - 0.99**3)
     assert after_a_round(FedAvg()) == pytest.approx(moved / 2, abs=1e-12)
     assert after_a_round(FedNova()) == pytest.approx((1 + 3) / 2 * moved / 3 / 2, abs=1e-12)
     assert after_a_round(FedNova(effective_steps=5.0)) == pytest.approx(5 * moved / 3 / 2, abs=1e-12)
-
-
-def test_the_fixed_point_minimises_the_weighted_objective():
-    """At w = 2 both clients pull alike; three steps against one draw FedAvg to 3, however small they are."""
-    moved = 1 - 0.99**3  # of the way to 4, in three steps
-    assert fixed_point(FedAvg()) == pytest.approx(4 * moved / (0.01 + moved), abs=1e-9)
-    assert fixed_point(FedNova()) == pytest.approx(4 * (moved / 3) / (0.01 + moved / 3), abs=1e-9)
-    assert fixed_point(FedNova(), lr=1e-5) == pytest.approx(2, abs=2e-5)
-    assert fixed_point(FedAvg(), lr=1e-5) == pytest.approx(3, abs=2e-5)
-
-
-@pytest.mark.parametrize(("nesterov", "biased"), [(False, 3.39), (True, 3.19)])
-def test_momentum_needs_its_own_norm(nesterov, biased):
-    """Three steps weigh 5.24 with momentum 0.8, and 7.19 against 1.8 in Nesterov's form."""
-    options = {"momentum": 0.8, "nesterov": nesterov, "lr": 1e-5}
-    assert fixed_point(FedNova(), **options) == pytest.approx(2, abs=1e-4)
-    assert fixed_point(FedAvg(), **options) == pytest.approx(biased, abs=0.05)
-
-
-def test_a_proximal_term_needs_its_own_norm():
-    """With ημ = ½ three steps weigh 1.75: FedProx stays biased."""
-    assert fixed_point(FedNova(0.5e5), lr=1e-5) == pytest.approx(2, abs=1e-4)
-    assert fixed_point(FedProx(0.5e5), lr=1e-5) == pytest.approx(4 * 1.75 / 2.75, abs=1e-4)
 
 
 def test_stragglers_leave_the_minimiser_where_it_is():
@@ -219,18 +184,6 @@ def test_stragglers_leave_the_minimiser_where_it_is():
 
 
 # ---------------------------------------------------------------------- identities
-@pytest.mark.parametrize("solver", SOLVERS, ids=str)
-@pytest.mark.parametrize(("target", "network"), [(BINARY, Linear), (MULTICLASS, small_mlp)], ids=["linear", "mlp"])
-def test_equal_steps_are_fedavg(solver, target, network, client_trainer):
-    options = {
-        "train": make_clients([5, 2, 8], target=target), "solver": LocalSolver(local_steps=3, **solver),
-        "task": make_task(target, network=network), "cohorts": [[0, 1, 2], [0, 2], [1]],
-    }  # fmt: skip
-    nova, plain = (run_rounds(one, client_trainer, **options) for one in (FedNova(), FedAvg()))
-    assert distance(nova.shared, plain.shared) < 1e-12
-    assert nova.metrics == pytest.approx(plain.metrics, abs=1e-12)
-
-
 def test_equal_steps_with_a_proximal_term_are_fedprox(client_trainer):
     options = {"train": make_clients([5, 2, 8]), "solver": LocalSolver(lr=0.3, local_steps=3)}
     nova, prox = (run_rounds(one, client_trainer, **options) for one in (FedNova(0.4), FedProx(0.4)))
@@ -256,20 +209,6 @@ def test_ones_own_normalisation_leaves_the_others_normalised():
 
 
 # ---------------------------------------------------------------------- who takes part
-@pytest.mark.parametrize("solver", [{"local_epochs": 0}, {"lr": 0.0}], ids=str)
-def test_clients_that_do_not_move_change_nothing(solver, client_trainer):
-    federation = run_rounds(FedNova(), client_trainer, make_clients([5, 2, 8]), solver=LocalSolver(**solver))
-    assert same_bits(federation.shared, Federation(FedNova(), make_clients([5, 2, 8])).shared)
-
-
-def test_a_client_without_samples_changes_nothing(client_trainer):
-    some = make_clients([5, 4])
-    train = Split(some.x, some.y, torch.tensor([0, 5, 5, 9]))
-    with_it, without = (run_rounds(FedNova(), client_trainer, train, cohorts=[one] * 3) for one in (None, [0, 2]))
-    assert same_bits(with_it.shared, without.shared)
-    assert all(leaf.isfinite().all() for leaf in tree.leaves(with_it.shared))
-
-
 def test_float32_loses_nothing_over_many_steps(client_trainer):
     """The change is divided, and not the model: with 300 steps the average keeps its digits."""
     solver = LocalSolver(lr=1e-3, local_steps=300)
@@ -281,16 +220,6 @@ def test_float32_loses_nothing_over_many_steps(client_trainer):
         for one in (FedNova(), FedAvg())
     )  # fmt: skip
     assert distance(narrow.shared, wide.shared) < 2e-7
-
-
-@pytest.mark.parametrize("prox_weight", [0.0, 1.5, 5.0])
-def test_one_client_alone_moves_the_server_by_its_own_move(prox_weight, client_trainer):
-    """At its own rate, up to the limit of that rate: ημ = 1 with its factor of 2."""
-    train, solver = make_clients([6]), LocalSolver(lr=0.1, local_steps=5)
-    terms = {"solver": solver, "of_clients": {"client_lr": torch.tensor([2.0], dtype=torch.float64)}, "rounds": 1}
-    both = FedNova(prox_weight), FedProx(prox_weight)
-    nova, prox = (run_rounds(one, client_trainer, train, **terms) for one in both)
-    assert distance(nova.shared, prox.shared) < 1e-14
 
 
 # ---------------------------------------------------------------------- what is refused

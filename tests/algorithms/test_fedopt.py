@@ -2,20 +2,15 @@ import numpy as np
 import pytest
 import torch
 from federated_round import (
-    REGRESSION,
     Federation,
-    NormalisedLinear,
-    Scale,
     as_arrays,
     batch_orders,
     distance,
     flat,
     make_clients,
     make_task,
-    quadratics,
     run_rounds,
     same_bits,
-    two_quadratics,
 )
 from references.fedopt_numpy import adaptive, averaged_change
 
@@ -24,12 +19,11 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import as_shared
 from lit_fed.core.server_optimizer import ServerOptimizer
-from lit_fed.core.types import ModelState, Reduced
+from lit_fed.core.types import Reduced
 from lit_fed.errors import ConfigError
 
 SIZES = [5, 2, 8]
 ADAPTIVE = {"adagrad": FedAdagrad, "yogi": FedYogi, "adam": FedAdam}
-EVERY = [FedAdagrad(), FedYogi(), FedAdam()]
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -54,26 +48,6 @@ def test_rounds_are_those_of_the_reference(method, aggregation, client_trainer):
         np.testing.assert_allclose(found, state, rtol=0, atol=1e-10)
 
 
-# ---------------------------------------------------------------------- two quadratics
-def on_quadratics(algorithm, rounds=1, lr=0.1):
-    """½(w − 0)² and ½·3(w − 4)², from 0, with equal weights, one step of rate 0.1."""
-    setting = two_quadratics(solver=LocalSolver(lr=lr, local_steps=1), weighting="uniform")
-    return run_rounds(algorithm, rounds=rounds, **setting)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "expected"),
-    [
-        (FedAdam(0.1), 0.0983473556),
-        (FedYogi(0.1), 0.0983472213),
-        (FedAdagrad(0.1), 0.0998334722),
-    ],
-    ids=repr,
-)
-def test_first_step_on_two_quadratics(algorithm, expected):
-    assert float(on_quadratics(algorithm).weights) == pytest.approx(expected, abs=1e-9)
-
-
 # ---------------------------------------------------------------------- identities
 def test_the_first_round_of_adagrad():
     """θ = θ⁰ + ηΔ / (√(τ² + Δ²) + τ)."""
@@ -85,48 +59,7 @@ def test_the_first_round_of_adagrad():
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def after_a_step(algorithm, second, change):
-    """One server step of one parameter from x = 1, m = 0.5 and this v."""
-    one = lambda value: {"weight": torch.full((1, 1), value, dtype=torch.float64)}  # noqa: E731
-    federation = Federation(algorithm, quadratics([1.0], [0.0]), make_task(REGRESSION, 1, Scale))
-    shared = federation.shared._replace(models=ModelState(one(1.0), {}), first=one(0.5), second=one(second))
-    reduced = Reduced(ModelState(one(1.0 + change), {}), torch.tensor(1.0, dtype=torch.float64))
-    new = algorithm.server_step(federation.context("train"), shared, reduced, torch.arange(1))
-    return [float(flat(part)) for part in (new.models.parameters, new.first, new.second)]
-
-
-def test_yogi_is_adam_where_the_second_moment_is_the_square():
-    yogi, adam = (after_a_step(kind(0.3), 0.25**2, 0.25) for kind in (FedYogi, FedAdam))
-    assert yogi == pytest.approx(adam, abs=1e-15)
-    assert yogi[2] == pytest.approx(0.25**2, abs=1e-15)
-    other = [after_a_step(kind(0.3), 0.01, 0.25)[2] for kind in (FedYogi, FedAdam)]
-    assert other == pytest.approx([0.01 + 0.01 * 0.0625, 0.99 * 0.01 + 0.01 * 0.0625], abs=1e-15)
-
-
-@pytest.mark.parametrize(("kind", "second"), [(FedAdagrad, 0.04), (FedYogi, 0.04), (FedAdam, 0.99 * 0.04)])
-def test_without_a_change_only_momentum_moves_the_model(kind, second):
-    found = after_a_step(kind(0.3, 0.001, 0.9), 0.04, 0.0)
-    assert found == pytest.approx([1 + 0.3 * 0.45 / (second**0.5 + 0.001), 0.45, second], abs=1e-15)
-    assert after_a_step(kind(0.3, 0.001, 0.0), 0.04, 0.0)[:2] == [1, 0]
-
-
-@pytest.mark.parametrize("algorithm", EVERY, ids=repr)
-def test_no_change_and_no_momentum_move_nothing(algorithm):
-    federation = on_quadratics(algorithm, rounds=2, lr=0.0)
-    assert float(federation.weights) == 0
-
-
 # ---------------------------------------------------------------------- the server's state
-@pytest.mark.parametrize("algorithm", EVERY, ids=repr)
-def test_moments_are_of_parameters_alone(algorithm, client_trainer):
-    """Running statistics are those of FedAvg."""
-    options = {"task": make_task(network=NormalisedLinear), "rounds": 1}
-    one, other = (run_rounds(kind, client_trainer, make_clients(SIZES), **options) for kind in (algorithm, FedAvg()))
-    assert distance(one.shared.models.buffers, other.shared.models.buffers) < 1e-14
-    assert set(one.shared.first) == set(one.shared.second) == set(one.shared.models.parameters)
-    assert distance(one.weights, other.weights) > 1e-3
-
-
 def test_small_changes_are_not_lost_in_float32():
     """The change is taken before the average is rounded to the type of the models."""
     federation = Federation(

@@ -46,13 +46,6 @@ def arrays(models, one=None):
     return tuple(leaf.numpy() for leaf in leaves.values())
 
 
-def whole(federation):
-    """The models that clients are served with, leaves [T, 1, ...] by name."""
-    num_clients = federation.train.num_clients
-    base = tree.map_leaves(lambda leaf: leaf.expand(num_clients, *leaf.shape), federation.shared.models)
-    return base.parameters | federation.states.own.parameters
-
-
 # ---------------------------------------------------------------------- against the reference
 @pytest.mark.parametrize("options", [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}], ids=str)
 def test_rounds_are_those_of_the_reference(options, client_trainer):
@@ -96,12 +89,6 @@ def test_with_all_layers_private_it_is_local(network, layers, client_trainer):
     assert ours.bits.tolist() == [0, 0]
     assert same_bits(ours.predictions(), alone.predictions())
     assert distance(ours.predictions(unseen, seen=False), alone.predictions(unseen, seen=False)) < 1e-12
-
-
-def test_one_client_is_plain_sgd(client_trainer):
-    run = {"task": make_task(network=small_mlp), "solver": LocalSolver(lr=0.3)}
-    ours, alone = (run_rounds(one, client_trainer, make_clients([7]), **run) for one in (FedPer(), Local()))
-    assert distance(whole(ours), alone.states.models.parameters) < 1e-12
 
 
 # ---------------------------------------------------------------------- who owns what

@@ -3,7 +3,6 @@ import pytest
 import torch
 from federated_round import (
     Federation,
-    NormalisedLinear,
     as_arrays,
     distance,
     make_clients,
@@ -11,7 +10,6 @@ from federated_round import (
     run_rounds,
     same_bits,
     small_mlp,
-    two_quadratics,
 )
 from references.fedsgd_numpy import fedsgd_round
 from torch import nn
@@ -85,24 +83,6 @@ def test_it_is_fedavg_with_one_step_on_all_samples(network, weight_decay, client
     assert one.bits.tolist() == other.bits.tolist()
 
 
-def test_running_statistics_are_averaged(client_trainer):
-    options = {"task": make_task(network=NormalisedLinear), "batch_size": 0, "solver": LocalSolver(local_steps=1)}
-    one, other = (run_rounds(kind(), client_trainer, make_clients(SIZES), **options) for kind in (FedSGD, FedAvg))
-    assert distance(one.shared.models, other.shared.models) < 1e-14
-    assert int(one.shared.models.buffers["norm.num_batches_tracked"]) == 3
-    assert distance(one.shared.models.buffers["norm.running_mean"], torch.zeros(1, 4)) > 1e-3
-
-
-def on_quadratics(rounds):
-    """½(w − 0)² and ½·3(w − 4)², from 0, with equal weights and rate 0.1."""
-    return float(run_rounds(FedSGD(), rounds=rounds, **two_quadratics(weighting="uniform")).weights)
-
-
-@pytest.mark.parametrize(("rounds", "expected"), [(1, 0.6), (120, 3)])
-def test_two_quadratics(rounds, expected):
-    assert on_quadratics(rounds) == pytest.approx(expected, abs=1e-9)
-
-
 # ---------------------------------------------------------------------- what has no meaning
 @pytest.mark.parametrize(
     "changed",
@@ -115,25 +95,7 @@ def test_local_work_is_one_pass_whatever_the_solver(changed, client_trainer):
     assert same_bits(one.shared, other.shared)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_the_batch_size_changes_rounding_only(batch_size, client_trainer):
-    train, task = make_clients(SIZES), make_task(network=small_mlp)
-    one, other = (run_rounds(FedSGD(), client_trainer, train, task=task, batch_size=size) for size in (0, batch_size))
-    assert distance((one.shared, one.predictions()), (other.shared, other.predictions())) < 1e-14
-
-
 # ---------------------------------------------------------------------- the rest
-def test_the_rate_follows_the_schedule():
-    train = make_clients(SIZES)
-    solver = LocalSolver(lr=1.0, schedule="linear")
-    federation = run_rounds(FedSGD(), None, train, rounds=1, num_rounds=4, solver=solver)
-    before = federation.shared
-    federation.round()
-    half = Federation(FedSGD(), train, solver=LocalSolver(lr=0.5), shared=before, round_idx=1)
-    half.round()
-    assert same_bits(federation.shared, half.shared)
-
-
 def test_the_loss_is_that_of_the_received_model(client_trainer):
     federation = run_rounds(FedSGD(), client_trainer, make_clients(SIZES), rounds=1, solver=LocalSolver(lr=0.0))
     assert federation.metrics["loss"] == pytest.approx(float(federation.evaluate()[:, 1].sum()) / 15, abs=1e-14)

@@ -13,7 +13,6 @@ from federated_round import (
     flat,
     make_clients,
     make_task,
-    perturbed,
     quadratics,
     reordered,
     run_rounds,
@@ -25,9 +24,9 @@ from references.fedu_numpy import fedu_round, fixed_point
 from references.local_numpy import local_round
 from references.logistic import predict
 
-from lit_fed.algorithms import FedAvg, FedU, Local
+from lit_fed.algorithms import FedU, Local
 from lit_fed.core import tree
-from lit_fed.core.graphs.topology import Complete, GraphFile, PathGraph, Ring, TimeVarying, adjacency
+from lit_fed.core.graphs.topology import Complete, GraphFile, PathGraph, TimeVarying, adjacency
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
 from lit_fed.errors import ConfigError
@@ -41,13 +40,6 @@ CHAIN = np.eye(4, k=1) + np.eye(4, k=-1)
 def rows(federation):
     """The models of all clients, [T, d + 1]."""
     return flat(federation.shared.parameters).numpy()
-
-
-def started_apart(federation):
-    """The federation with clients that start from models of their own."""
-    shared = federation.shared
-    federation.shared = shared._replace(parameters=perturbed(shared.parameters, 0.5))
-    return federation
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -127,48 +119,12 @@ def test_without_a_pull_it_is_local_bit_for_bit(solver, dtype, target, network, 
     assert same_bits(ours.predictions(), local.predictions())
 
 
-@pytest.mark.parametrize("solver", SOLVERS, ids=str)
-@pytest.mark.parametrize("steps", [1, 3])
-def test_a_whole_pull_of_all_to_all_is_fedavg(solver, steps, trainer):
-    """μ̃ηN = 1: everyone is at the mean after the pull."""
-    options = {"train": make_clients(SIZES), "solver": LocalSolver(**solver, local_steps=steps), "trainer": trainer}
-    ours = run_rounds(FedU(1 / (solver["lr"] * steps * 4)), **options)
-    plain = run_rounds(FedAvg(), weighting="uniform", **options)
-    for one in range(4):
-        assert distance(tree.index(ours.shared.each, one), plain.shared.models) < 1e-12
-    assert distance(ours.predictions(), plain.predictions()) < 1e-12
-    assert ours.metrics["loss"] == pytest.approx(plain.metrics["loss"], abs=1e-12)
-
-
-@pytest.mark.parametrize("topology", [Complete(), PathGraph(), Ring()], ids=repr)
-@pytest.mark.parametrize("cohort", [[0, 1, 2, 3], [0, 3, 2]], ids=str)
-def test_the_pull_preserves_the_sum(topology, cohort, trainer):
-    options = {"train": make_clients(SIZES), "trainer": trainer, "solver": LocalSolver(local_steps=2)}
-    pulled, free = (started_apart(Federation(FedU(weight, topology=topology), **options)) for weight in (0.8, 0.0))
-    for federation in (pulled, free):
-        federation.round(cohort)
-    np.testing.assert_allclose(rows(pulled).sum(axis=0), rows(free).sum(axis=0), rtol=0, atol=1e-12)
-    assert np.abs(rows(pulled) - rows(free)).max() > 1e-2
-
-
 # ---------------------------------------------------------------------- the solution by hand
 def rest(weight, lr, curvatures, centres, edges):
     """Where models rest under one step on ½a(w − c)² in each round, [T]."""
     curvatures, centres = np.array(curvatures, dtype=float), np.array(centres, dtype=float)
     found = fixed_point(curvatures[:, None, None], (curvatures * centres)[:, None], edges, weight * lr, lr)
     return found[:, 0]
-
-
-def test_rounds_lead_to_the_mixture_by_hand(client_trainer):
-    """λ = 1, so η = ½ for two clients: x = (1.2, 3.6) as the learning rate goes to 0, with an error of its order."""
-    pair = np.eye(2)[::-1]
-    options = {"solver": LocalSolver(lr=0.2, local_steps=1), "task": make_task(REGRESSION, 1, Scale), "rounds": 120}
-    federation = run_rounds(FedU(0.5), client_trainer, quadratics([1, 3], [0, 4]), **options)
-    np.testing.assert_allclose(rows(federation)[:, 0], rest(0.5, 0.2, [1, 3], [0, 4], pair), rtol=0, atol=1e-9)
-    errors = [np.abs(rest(0.5, lr, [1, 3], [0, 4], pair) - [1.2, 3.6]).max() for lr in (0.2, 1e-3, 1e-6)]
-    assert errors[0] > 0.02
-    assert errors[1] < 1e-3
-    assert errors[2] < 1e-6
 
 
 @pytest.mark.parametrize("lr", [0.1, 1e-6])

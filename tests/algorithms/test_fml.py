@@ -71,25 +71,6 @@ def test_labels_alone_make_the_meme_model_fedavg(target, network, client_trainer
         assert same_bits(mutual.shared, averaged.shared)
 
 
-def test_equal_models_teach_each_other_nothing(client_trainer):
-    """In the first step both models are alike: what is left of the gradients is α and β times the cross-entropy's."""
-    train = make_clients(SIZES)
-    run = {"rounds": 1, "solver": LocalSolver(local_steps=1), "batch_size": 0}
-    start = Federation(FML(), train)
-    mutual, labels = (run_rounds(one, client_trainer, train, **run) for one in (FML(0.25, 0.75), FML(1, 1)))
-    moved = lambda federation: tree.sub(federation.states, start.states)  # noqa: E731
-    assert distance(moved(mutual), tree.scale(moved(labels), 0.25)) < 1e-14
-    mutual, labels = (tree.sub(one.shared, start.shared) for one in (mutual, labels))
-    assert distance(mutual, tree.scale(labels, 0.75)) < 1e-14
-    assert distance(labels, tree.zeros_like(labels)) > 1e-3
-
-
-def test_without_labels_equal_models_stay(client_trainer):
-    federation = run_rounds(FML(0, 0), client_trainer, make_clients(SIZES))
-    start = Federation(FML(0, 0), make_clients(SIZES))
-    assert distance((federation.shared, federation.states), (start.shared, start.states)) < 1e-14
-
-
 def test_both_models_learn_from_the_other_of_the_same_moment():
     """Neither sees the other's step: exchanging α and β, and the models, exchanges the results."""
     train = make_clients([6])

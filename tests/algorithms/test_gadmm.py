@@ -100,15 +100,6 @@ def test_first_rounds_on_two_quadratics(rounds, x):
     assert float(multipliers(federation, [0, 1])) == pytest.approx(-3, abs=1e-12)
 
 
-def test_one_gradient_step_per_round_converges_too():
-    task, train = make_task(REGRESSION, num_features=1, network=Scale), quadratics([1.0, 3.0, 2.0], [0.0, 4.0, 1.0])
-    solver = LocalSolver(lr=0.2, local_steps=1)
-    early, late = (run_rounds(GADMM(1.0), None, train, rounds=one, task=task, solver=solver) for one in (5, 60))
-    optimum = 14 / 6
-    assert float((models(early) - optimum).abs().max()) > 1e-2
-    assert float((models(late) - optimum).abs().max()) < 1e-7
-
-
 # ---------------------------------------------------------------------- the optimum
 @pytest.mark.parametrize(
     ("num", "algorithm", "weighting", "rounds", "within"),
@@ -128,40 +119,6 @@ def test_quadratics_reach_the_optimum_of_the_sum(num, algorithm, weighting, roun
     weights = [len(y) if weighting == "samples" else 1 for _, y in as_arrays(train)]
     optimum = least_squares(train, weights)
     np.testing.assert_allclose(models(federation).numpy(), np.stack([optimum] * num), rtol=0, atol=within)
-
-
-@pytest.mark.parametrize("algorithm", [GADMM(0.7), GADMM(0.7, **EXACT), GADMM(0.7, 1)], ids=["sgd", "exact", "redrawn"])
-def test_linear_terms_sum_to_zero(algorithm, client_trainer):
-    federation = Federation(algorithm, make_clients(SIZES), trainer=client_trainer)
-    for _ in range(3):
-        federation.round()
-        duals = flat(federation.shared.dual)
-        assert float(duals.abs().max()) > 1e-3
-        assert float(duals.sum(0).abs().max()) < 1e-12
-
-
-class Frozen(GADMM):
-    """Multipliers stay 0."""
-
-    def server_step(self, ctx, shared, reduced, client_ids):
-        return super().server_step(ctx, shared, reduced, client_ids)._replace(dual=shared.dual)
-
-
-def test_without_multipliers_and_penalty_all_train_alone(newton_step):
-    train = make_clients([6, 9, 12, 5], num_features=3, target=REGRESSION)
-    task = make_task(REGRESSION, num_features=3)
-    federation = run_rounds(Frozen(1e-11, **EXACT), None, train, rounds=2, task=task)
-    for row, theta in enumerate(models(federation).numpy()):
-        alone = least_squares(train, [float(one == row) for one in range(4)])
-        np.testing.assert_allclose(theta, alone, rtol=0, atol=1e-6)
-
-
-def test_one_client_minimises_its_own_loss(client_trainer, newton_step):
-    train = make_clients([7], num_features=3, target=REGRESSION)
-    task = make_task(REGRESSION, num_features=3)
-    federation = run_rounds(GADMM(1.0, 2, **EXACT), client_trainer, train, rounds=4, task=task)
-    np.testing.assert_allclose(models(federation)[0].numpy(), least_squares(train, [1]), rtol=0, atol=1e-10)
-    assert not flat(federation.shared.dual).any()
 
 
 def test_heads_move_before_tails(client_trainer):

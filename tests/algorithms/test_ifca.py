@@ -129,35 +129,6 @@ def test_one_cluster_is_fedavg_bit_for_bit(options, dtype, trainer, weighting, a
     assert one.metrics == plain.metrics
 
 
-def test_one_cluster_with_gradients_is_one_step_of_fedavg(client_trainer):
-    train = make_clients([5, 2, 8])
-    options = {"solver": LocalSolver(lr=0.4, local_steps=1), "batch_size": 0, "weighting": "uniform"}
-    one, plain = (
-        run_rounds(algorithm, client_trainer, train, **options) for algorithm in (IFCA(1, "gradient"), FedAvg())
-    )
-    assert same_bits(one.shared, plain.shared)
-
-
-def test_clusters_are_independent_runs_of_fedavg(client_trainer):
-    """Given who chose what, every cluster is FedAvg over its members."""
-    train = make_clients(SIZES)
-    federation = Federation(IFCA(3), train, trainer=client_trainer, num_rounds=4)
-    alone = [Federation(FedAvg(), train, trainer=client_trainer, weighting="uniform", num_rounds=4) for _ in range(3)]
-    for j, one in enumerate(alone):
-        one.shared = one.shared._replace(models=tree.index(federation.shared.models, slice(j, j + 1)))
-    for _ in range(4):
-        federation.round()
-        chosen = choices(federation)
-        for j, one in enumerate(alone):
-            members = [i for i, own in enumerate(chosen) if own == j]
-            if members:
-                one.round(members)
-            else:
-                one.round_idx += 1
-            assert distance(federation.weights[j], one.weights[0]) < 1e-12
-    assert len(set(chosen)) > 1
-
-
 def test_a_cluster_without_members_keeps_its_model(client_trainer):
     train = make_clients([5])
     federation = Federation(IFCA(3), train, trainer=client_trainer)
@@ -186,15 +157,6 @@ def test_without_clustered_layers_it_is_fedavg(client_trainer):
         plain.round(cohort)
     for j in range(3):
         assert distance(tree.index(federation.shared.models, j), tree.index(plain.shared.models, 0)) < 1e-12
-
-
-@pytest.mark.parametrize("averaging", ["model", "gradient"])
-def test_with_all_layers_clustered_nothing_is_shared(averaging, client_trainer):
-    train = make_clients(SIZES, target=MULTICLASS)
-    options = {"task": make_task(MULTICLASS, network=small_mlp)}
-    every, none = (run_rounds(IFCA(3, averaging, layers), client_trainer, train, **options) for layers in (2, None))
-    assert same_bits(every.shared, none.shared)
-    assert every.bits.tolist() == none.bits.tolist()
 
 
 @pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])

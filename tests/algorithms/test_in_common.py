@@ -32,7 +32,7 @@ TRAFFIC = [
     (a.FedSGD(), 5, 5),
     (a.FML(), 5, 5),  # the meme model alone
     (a.Local(), 0, 0),
-    *((a.MixtureADMM(form=form), 5, 5) for form in ("alternating_prox", "jacobi", "copies", "gauss_seidel")),
+    *((a.MixtureADMM(form=form), 5, 5) for form in ("alternating_prox", "jacobi", "gauss_seidel")),
     (a.PerFedAvg(), 5, 5),
     (a.PFedMe(), 5, 5),
     (a.ProxAvg(), 5, 5),
@@ -73,7 +73,6 @@ def test_what_each_sampled_client_sends_and_gets(algorithm, up, down, client_tra
         (a.Local(), 1e-3),
         (a.MixtureADMM(form="alternating_prox"), 1e-3),
         (a.MixtureADMM(form="jacobi"), 1e-3),
-        (a.MixtureADMM(form="copies"), 1e-3),
         (a.MixtureADMM(form="gauss_seidel"), 1e-3),
         (a.PFedMe(), 1e-6),
         (a.ProxAvg(1.0, "sgd"), 1e-3),

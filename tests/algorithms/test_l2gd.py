@@ -20,10 +20,10 @@ from federated_round import (
     same_bits,
 )
 from normalised import NormalisedMLP
-from references.l2gd_numpy import l2gd_round, l2sgd_plus_round, mixture_solution, tune
+from references.l2gd_numpy import l2gd_round, l2sgd_plus_round, tune
 from references.logistic import predict
 
-from lit_fed.algorithms import L2GD, FedAvg, L2SGDPlus, Local
+from lit_fed.algorithms import L2GD, L2SGDPlus, Local
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import generator
@@ -104,23 +104,6 @@ def test_rounds_with_control_variates_are_those_of_the_reference(scaling, client
         assert not found[len(expected) :].any()
 
 
-def test_control_variates_lead_to_the_solution_at_a_constant_rate():
-    """Where L2GD only comes near."""
-    train = quadratics([1.0, 3.0], [0.0, 4.0])
-    plain, reduced = (
-        run_rounds(
-            cls(0.5, 1.0, 20, gradient="stochastic"), None, train, rounds=12,
-            **scalar(solver=LocalSolver(lr=0.3)),
-        )
-        for cls in (L2GD, L2SGDPlus)
-    )  # fmt: skip
-    gaps = [
-        np.abs(positions(one).numpy() - mixture_solution([1.0, 3.0], [0.0, 4.0], 1.0)).max() for one in (plain, reduced)
-    ]
-    assert gaps[1] < 1e-5
-    assert gaps[0] > 1e-2
-
-
 @pytest.mark.parametrize(("scaling", "divisor"), [("paper", 3), ("slides", 1)])
 def test_an_unseen_client_is_tuned_near_the_mean(scaling, divisor, client_trainer):
     train, unseen = make_clients([5, 5, 5]), make_clients([6, 3], seed=2, first_id=3)
@@ -155,42 +138,6 @@ def test_never_averaging_is_local_at_a_fraction_of_the_rate():
     assert distance(ours.states.models, alone.states.models) < 1e-12
 
 
-def test_without_a_pull_it_is_local(client_trainer):
-    algorithm = L2GD(0.5, 0.0, flips_per_round=10)
-    steps = coins_of(algorithm, 0).count(False)
-    assert 0 < steps < 10
-    ours = run_rounds(algorithm, client_trainer, Q2, rounds=1, **scalar(solver=LocalSolver(lr=0.25)))
-    solver = LocalSolver(lr=0.25, local_steps=steps)
-    alone = run_rounds(Local(), client_trainer, Q2, rounds=1, **scalar(solver=solver))
-    assert same_bits(ours.states.models, alone.states.models)
-
-
-def test_a_whole_pull_is_fedavg_with_a_random_number_of_steps(client_trainer):
-    """γ = 1: local gradient descent, then full averaging with equal weights."""
-    algorithm, train = L2GD(0.5, 4.0, flips_per_round=12), make_clients([5, 8])
-    coins = coins_of(algorithm, 0)
-    while not coins[-1]:  # what follows the last averaging is no round of FedAvg
-        coins.pop()
-    runs = [len(list(flips)) for coin, flips in groupby(coins) if not coin]
-    assert len(set(runs)) > 1
-    ours = run_rounds(algorithm, client_trainer, train, rounds=1, batch_size=0, solver=LocalSolver(lr=0.25))
-    averaged = Federation(FedAvg(), train, trainer=client_trainer, batch_size=0, weighting="uniform")
-    for steps in runs:
-        averaged.solver = LocalSolver(lr=0.25, local_steps=steps)
-        averaged.round()
-    assert distance(ours.shared.models, averaged.shared.models) < 1e-12
-
-
-def test_a_whole_pull_is_fedavg_bit_by_bit_without_a_choice_of_order():
-    algorithm = L2GD(0.5, 4.0, flips_per_round=2)
-    seed = next(seed for seed in range(99) if coins_of(algorithm, 0, seed) == [False, True])
-    ours = run_rounds(algorithm, None, Q2, rounds=1, **scalar(solver=LocalSolver(lr=0.25), seed=seed))
-    solver = LocalSolver(lr=0.25, local_steps=1)
-    averaged = run_rounds(FedAvg(), None, Q2, rounds=1, **scalar(solver=solver, weighting="uniform"))
-    assert same_bits(ours.shared.models, averaged.shared.models)
-    assert same_bits(ours.states.models, tree.stack([averaged.shared.models] * 2))
-
-
 def test_always_averaging_ends_after_one_step(client_trainer):
     federation = Federation(L2GD(1.0, 8.0), Q2, trainer=client_trainer, **scalar(solver=LocalSolver(lr=0.25)))
     models = perturbed(federation.states.models)
@@ -219,17 +166,6 @@ def one_flip(averaging, **fields):
     return federation
 
 
-def test_averaging_preserves_the_mean():
-    federation = one_flip(averaging=True)
-    before = positions(federation)
-    federation.round()
-    assert float(federation.weights[0]) == pytest.approx(float(before.mean()), abs=1e-14)
-    assert float(positions(federation).mean()) == pytest.approx(float(before.mean()), abs=1e-14)
-    gamma = 0.9 * 0.7 / (3 * 0.3)
-    torch.testing.assert_close(positions(federation), before + gamma * (before.mean() - before), rtol=0, atol=1e-14)
-    assert federation.bits.tolist() == [3 * 64, 3 * 64]
-
-
 def test_running_statistics_are_averaged_like_parameters(client_trainer):
     train, task = make_clients([5, 6]), make_task(network=NormalisedMLP)
     algorithm = L2GD(0.5, 2.0, flips_per_round=2, gradient="stochastic")  # γ = ½
@@ -255,23 +191,6 @@ def test_a_flip_is_a_gradient_step_in_expectation():
     gradient = (a * (x - c) + 0.7 * (x - x.mean())) / 3
     expected = 0.7 * positions(local) + 0.3 * positions(averaging)
     torch.testing.assert_close(expected, x - 0.9 * gradient, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize(("prox_weight", "lr"), [(1.0, 0.1), (20.0, 0.04)])
-def test_the_mean_iterate_is_the_mixture_solution(prox_weight, lr):
-    """λ = 1 has the solution x = (1.2, 3.6); a large λ holds the models together, near the minimiser 3 of the sum."""
-    options = scalar(solver=LocalSolver(lr=lr), num_rounds=300)
-    federation = Federation(L2GD(0.5, prox_weight), Q2, **options)
-    found = []
-    for _ in range(300):
-        federation.round()
-        found.append(positions(federation))
-    expected = mixture_solution([1.0, 3.0], [0.0, 4.0], prox_weight)
-    if prox_weight == 1:
-        np.testing.assert_allclose(expected, [1.2, 3.6], rtol=0, atol=1e-12)
-    else:
-        assert np.abs(expected - 3).max() < 0.25
-    np.testing.assert_allclose(torch.stack(found[75:]).mean(0).numpy(), expected, rtol=0, atol=0.05)
 
 
 # ---------------------------------------------------------------------- communication

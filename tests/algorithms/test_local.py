@@ -5,7 +5,7 @@ from federated_round import Federation, as_arrays, batch_orders, distance, flat,
 from references.local_numpy import local_round
 from references.logistic import predict
 
-from lit_fed.algorithms import FedAvg, Local
+from lit_fed.algorithms import Local
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
@@ -41,14 +41,6 @@ def test_the_common_start_never_changes(client_trainer):
     assert all(same_bits(tree.index(federation.states.models, one), start.models) for one in range(3))
     federation.round()
     assert same_bits(federation.shared, start)
-
-
-def test_one_client_is_fedavg(client_trainer):
-    train = make_clients([7])
-    alone, averaged = (run_rounds(one, client_trainer, train) for one in (Local(), FedAvg()))
-    assert distance(tree.index(alone.states.models, 0), averaged.shared.models) < 1e-14
-    assert distance(alone.predictions(), averaged.predictions()) < 1e-14
-    assert alone.metrics["loss"] == pytest.approx(averaged.metrics["loss"], abs=1e-14)
 
 
 # ---------------------------------------------------------------------- unseen clients

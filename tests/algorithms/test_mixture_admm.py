@@ -28,7 +28,7 @@ from lit_fed.core.types import LocalWork
 from lit_fed.errors import ClientError, ConfigError
 
 SIZES = [5, 2, 8]
-FORMS = ["alternating_prox", "jacobi", "copies", "gauss_seidel"]
+FORMS = ["alternating_prox", "jacobi", "gauss_seidel"]
 CONSTRAINED = FORMS[1:]
 
 
@@ -56,8 +56,6 @@ def run_reference(federation, cohorts, weights, sgd=None, samples=False):
         federation.round(cohort)
         pairs = [(flat(federation.states.models.parameters), state["x"]), (federation.weights, [state["z"]])]
         pairs += [(flat(federation.shared.dual), [state["y"]])] if algorithm.form != "alternating_prox" else []
-        if algorithm.form == "copies":
-            pairs += [(flat(federation.states.copy), state["copy"]), (flat(federation.states.dual), state["y_i"])]
         for found, expected in pairs:
             np.testing.assert_allclose(found.numpy(), np.stack(expected), rtol=0, atol=1e-9)
     return state
@@ -68,8 +66,8 @@ def run_reference(federation, cohorts, weights, sgd=None, samples=False):
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_exact_rounds_are_those_of_the_reference(form, weighting, client_trainer):
     train, test = make_clients(SIZES), make_clients([4, 2, 3], seed=1)
-    weights = {"rho": 0.9, "beta": 0.6, "rho_i": 4.0}
-    algorithm = exact(form, penalty_weight=0.9, dual_step=0.6, copy_weight=4.0)
+    weights = {"rho": 0.9, "beta": 0.6}
+    algorithm = exact(form, penalty_weight=0.9, dual_step=0.6)
     federation = Federation(algorithm, train, trainer=client_trainer, weighting=weighting)
     state = run_reference(federation, [None] * 3, weights, samples=weighting == "samples")
     for found, own, (x, _) in zip(federation.predictions(test), state["x"], as_arrays(test), strict=True):
@@ -80,7 +78,7 @@ def test_exact_rounds_are_those_of_the_reference(form, weighting, client_trainer
 @pytest.mark.parametrize("options", [{"lr": 0.1}, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.05}], ids=str)
 def test_inexact_rounds_are_those_of_the_reference(form, options, client_trainer):
     """With the weights that null stands for."""
-    weights = {"rho": 10 * 0.7 / 3, "beta": 10 * 0.7 / 3, "rho_i": 10 * 0.7}
+    weights = {"rho": 10 * 0.7 / 3, "beta": 10 * 0.7 / 3}
     solver = LocalSolver(local_epochs=2, **options)
     federation = Federation(
         MixtureADMM(0.7, form), make_clients(SIZES), solver=solver, trainer=client_trainer, batch_size=2
@@ -90,8 +88,8 @@ def test_inexact_rounds_are_those_of_the_reference(form, options, client_trainer
 
 @pytest.mark.parametrize("form", FORMS)
 def test_sampled_rounds_are_those_of_the_reference(form, client_trainer):
-    weights = {"rho": 0.9, "beta": 0.9, "rho_i": 4.0}
-    algorithm = MixtureADMM(0.7, form, penalty_weight=0.9, copy_weight=4.0)
+    weights = {"rho": 0.9, "beta": 0.9}
+    algorithm = MixtureADMM(0.7, form, penalty_weight=0.9)
     solver = LocalSolver(lr=0.1, local_steps=2)
     federation = Federation(algorithm, make_clients(SIZES), solver=solver, trainer=client_trainer, batch_size=0)
     run_reference(federation, [[0, 2], [1], [1, 2]], weights, {"lr": 0.1})
@@ -123,7 +121,6 @@ def test_every_form_finds_the_mixture_solution(form, bias, newton_step):
     weights, rounds = {
         "alternating_prox": ({}, 18),
         "jacobi": ({}, 30),
-        "copies": ({"penalty_weight": 0.5, "copy_weight": 3.0}, 75),
         "gauss_seidel": ({"penalty_weight": 0.4}, 20),
     }[form]
     federation = run_rounds(exact(form, **weights), rounds=rounds, **setting)
@@ -131,21 +128,6 @@ def test_every_form_finds_the_mixture_solution(form, bias, newton_step):
     np.testing.assert_allclose(flat(federation.states.models.parameters).numpy(), x, rtol=0, atol=1e-4)
     np.testing.assert_allclose(federation.weights[0].numpy(), z, rtol=0, atol=1e-4)
     assert np.abs(x - z).max() > 0.1
-
-
-def test_form_copies_converges_with_its_own_weights(newton_step):
-    """Slowly, with those that null stands for."""
-    setting = six_regressions()
-    federation = run_rounds(exact("copies"), rounds=115, **setting)
-    x, _ = mixture_solution(as_arrays(setting["train"]), 0.7)
-    np.testing.assert_allclose(flat(federation.states.models.parameters).numpy(), x, rtol=0, atol=3e-3)
-
-
-def test_form_copies_diverges_with_those(newton_step):
-    """N·ρ is above λ, but not by far: ρN − λ = 0.5."""
-    setting = six_regressions()
-    federation = run_rounds(exact("copies", penalty_weight=0.2, copy_weight=1.0), rounds=45, **setting)
-    assert float(flat(federation.states.models.parameters).abs().max()) > 1e3
 
 
 @pytest.mark.parametrize("form", CONSTRAINED)
@@ -160,23 +142,10 @@ def on_quadratics(form, rounds, lam=1.0, **options):
     return run_rounds(exact(form, lam, **options), rounds=rounds, **two_quadratics())
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_limit_on_two_quadratics(form, newton_step):
-    options = {"copies": {"penalty_weight": 2.0, "copy_weight": 4.0}, "jacobi": {"penalty_weight": 1.0}}
-    options["gauss_seidel"] = options["jacobi"]
-    federation = on_quadratics(form, 40 if form == "copies" else 20, **options.get(form, {}))
-    x = flat(federation.states.models.parameters)[:, 0]
-    assert x.tolist() == pytest.approx([1.2, 3.6], abs=1e-4)
-    assert float(federation.weights) == pytest.approx(2.4, abs=1e-4)
-    if form != "alternating_prox":
-        assert float(flat(federation.shared.dual)) == pytest.approx(2.4, abs=1e-3)  # y = λz
-
-
 # ---------------------------------------------------------------------- identities
 @pytest.mark.parametrize("form", FORMS)
 def test_without_a_pull_all_find_their_own_minimum(form, newton_step):
-    options = {"penalty_weight": 0.3, "copy_weight": 1.0}
-    federation = on_quadratics(form, 1 if form == "alternating_prox" else 22, lam=0.0, **options)
+    federation = on_quadratics(form, 1 if form == "alternating_prox" else 22, lam=0.0, penalty_weight=0.3)
     x = flat(federation.states.models.parameters)[:, 0]
     assert x.tolist() == pytest.approx([0, 4], abs=1e-3)
 
@@ -201,15 +170,6 @@ def test_alternating_prox_takes_proximal_points_of_the_mean():
     assert distance(federation.weights[0], flat(federation.states.models.parameters).mean(0)) < 1e-13
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_server_keeps_the_sum_of_all_models(form, client_trainer):
-    federation = Federation(MixtureADMM(0.7, form), make_clients(SIZES), trainer=client_trainer)
-    for cohort in (None, [0, 2], [1, 1]):
-        federation.round(cohort)
-        kept = federation.states.copy if form == "copies" else federation.states.models.parameters
-        assert distance(flat(federation.shared.total)[0], flat(kept).sum(0)) < 1e-12
-
-
 def test_gauss_seidel_gives_every_client_a_turn():
     phases = MixtureADMM(form="gauss_seidel").phases(Federation(MixtureADMM(), make_clients(SIZES)).context("plan"),
                                                     torch.tensor([2, 0, 1, 0]))  # fmt: skip
@@ -218,16 +178,6 @@ def test_gauss_seidel_gives_every_client_a_turn():
         ("turn", [1]),
         ("train", [2]),
     ]
-
-
-def test_the_first_client_in_line_is_that_of_jacobi():
-    """Only those that come later see others' new models."""
-    train = make_clients(SIZES)
-    jacobi, in_line = (run_rounds(exact(form), None, train, rounds=1) for form in ("jacobi", "gauss_seidel"))
-    one, other = (flat(each.states.models.parameters) for each in (jacobi, in_line))
-    assert distance(one[0], other[0]) < 1e-13
-    assert distance(one[1], other[1]) > 1e-3
-    assert distance(one[2], other[2]) > 1e-3
 
 
 # ---------------------------------------------------------------------- the same numbers, whoever computes them
@@ -277,11 +227,6 @@ def test_an_inexact_unseen_client_trains_towards_it(epochs, client_trainer):
     expected = [solve(one, z, [(0.7, z)]) for one in range(2)]
     found = flat(federation.serve(unseen, seen=False).models.parameters)
     np.testing.assert_allclose(found.numpy(), np.stack(expected), rtol=0, atol=1e-10)
-
-
-def test_copies_without_a_weight_are_refused():
-    with pytest.raises(ConfigError, match=r"--model\.algorithm\.copy_weight is 0, ten times prox_weight; give"):
-        run_rounds(MixtureADMM(0.0, "copies", penalty_weight=1.0), None, make_clients(SIZES), rounds=0)
 
 
 def test_a_loss_without_a_minimum_is_blamed_on_its_client():

@@ -106,18 +106,6 @@ def test_sampled_rounds_and_stragglers_are_those_of_the_reference(client_trainer
     assert len(taken) > 1
 
 
-def test_w_is_b_sigma_over_lambda_after_every_round():
-    federation = Federation(MOCHA(0.01, 3), make_clients(SIZES), trainer=VectorizedTrainer())
-    for _ in range(7):
-        federation.round()
-        parts = zip(alphas_of(federation), as_arrays(federation.train), strict=True)
-        B = np.stack([np.append(x, np.ones((len(x), 1)), 1).T @ a / len(a) for a, (x, _) in parts], axis=1)
-        np.testing.assert_allclose(federation.shared.combined[:, 0].T.numpy(), B, rtol=0, atol=1e-13)
-        W = B @ federation.shared.sigma[0].numpy() / 0.01
-        np.testing.assert_allclose(columns(federation.shared.peers), W, rtol=0, atol=1e-11)
-        assert float(federation.shared.sigma[0].trace()) == pytest.approx(1, abs=1e-14)
-
-
 # ---------------------------------------------------------------------- the optimum
 @pytest.mark.parametrize("damping", ["as computed", 2.0, 1.0])
 def test_the_duality_gap_closes(damping):
@@ -133,43 +121,6 @@ def test_the_duality_gap_closes(damping):
     assert min(np.diff(duals)) > -1e-12 or damping == 1.0  # which is below the safe value here
     assert primal - dual < 1e-4
     assert duals[0] < duals[-1] - 1e-3
-
-
-def svm(clients, lam, costs):
-    """One vector for all clients: min Σ_t costs_t Σ_s max(0, 1 − y·wᵀx) + λ/2·‖w‖², as a quadratic program."""
-    x = np.concatenate([np.append(x, np.ones((len(x), 1)), 1) for x, _ in clients])
-    y = np.concatenate([2 * y - 1 for _, y in clients])
-    limit = np.concatenate([np.full(len(labels), cost) for (_, labels), cost in zip(clients, costs, strict=True)])
-    rows = y[:, None] * x
-
-    def negative_dual(beta):
-        w = rows.T @ beta / lam
-        return lam / 2 * w @ w - beta.sum(), rows @ w - 1
-
-    options = {"ftol": 1e-16, "gtol": 1e-12, "maxiter": 10000, "maxfun": 100000}
-    bounds = [(0, one) for one in limit]
-    solved = minimize(negative_dual, 0 * limit, jac=True, bounds=bounds, method="L-BFGS-B", options=options)
-    return rows.T @ solved.x / lam
-
-
-def test_unrelated_clients_are_support_vector_machines_of_their_own():
-    """Each with the regulariser λN."""
-    train = make_clients(SIZES)
-    federation = run_rounds(MOCHA(0.02, 0), VectorizedTrainer(), train, rounds=60)
-    for found, client in zip(columns(federation.shared.peers).T, as_arrays(train), strict=True):
-        np.testing.assert_allclose(found, svm([client], 4 * 0.02, [1 / len(client[1])]), rtol=0, atol=1e-5)
-
-
-def test_clients_related_all_alike_share_one_model():
-    """With Σ near 11ᵀ/N all models are that of the pooled samples, with the regulariser λN of N equal columns' mean."""
-    train = make_clients(SIZES)
-    sigma = (np.ones((4, 4)) / 4 + 1e-9 * np.eye(4) / 4) / (1 + 1e-9)
-    federation = with_sigma(Federation(MOCHA(0.1, 0), train, trainer=VectorizedTrainer()), sigma)
-    for _ in range(100):
-        federation.round()
-    W = columns(federation.shared.peers)
-    np.testing.assert_allclose(W, np.repeat(W.mean(1, keepdims=True), 4, axis=1), rtol=0, atol=1e-6)
-    np.testing.assert_allclose(W[:, 0], svm(as_arrays(train), 4 * 0.1, costs_of(train)), rtol=0, atol=2e-3)
 
 
 def test_logistic_losses_reach_the_optimum():

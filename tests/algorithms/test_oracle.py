@@ -17,8 +17,7 @@ from local_norm import local_norm
 from references.logistic import predict
 from references.oracle_numpy import closest_group, oracle_round
 
-from lit_fed.algorithms import IFCA, FedAvg, Oracle
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.algorithms import FedAvg, Oracle
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import ConfigError
@@ -60,39 +59,6 @@ def test_every_group_is_a_run_of_fedavg(weighting, client_trainer):
             else:
                 alone.round_idx += 1
         assert distance(federation.weights[g], alone.weights[0]) < 1e-12
-
-
-@pytest.mark.parametrize("options", SOLVERS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("trainer", [SequentialTrainer, VectorizedTrainer])
-def test_one_group_is_fedavg_bit_for_bit(options, dtype, trainer):
-    train = make_clients(SIZES, dtype=dtype)
-    options = {"solver": LocalSolver(**options), "task": make_task(dtype=dtype), "cohorts": COHORTS}
-    one = run_rounds(Oracle(), trainer(), train, groups=torch.zeros(6, dtype=torch.int64), **options)
-    plain = run_rounds(FedAvg(), trainer(), train, **options)
-    assert same_bits(one.shared, plain.shared)
-    assert same_bits(one.predictions(), plain.predictions())
-    assert one.metrics == plain.metrics
-
-
-def test_it_is_ifca_with_the_right_choices(client_trainer):
-    """Clients of opposite labels, whose choices are those of their groups from the start."""
-    groups = torch.tensor([0, 1, 0, 1])
-    train = make_clients([20] * 4)
-    train.y = ((train.x[:, 0] > 0).long() + groups.repeat_interleave(20)) % 2
-    federations = [
-        Federation(one, train, trainer=client_trainer, groups=groups, weighting="samples", num_rounds=3)
-        for one in (IFCA(2), Oracle())
-    ]
-    leaf = torch.tensor([[[4.0, 0.0, 0.0, 0.0]], [[-4.0, 0.0, 0.0, 0.0]]], dtype=torch.float64)
-    for one in federations:
-        models = one.shared.models
-        parameters = {name: leaf if name.endswith("weight") else 0 * old for name, old in models.parameters.items()}
-        one.shared = one.shared._replace(models=models._replace(parameters=parameters))
-        for _ in range(3):
-            one.round()
-    assert federations[0].states.mixture.argmax(1).tolist() == groups.tolist()
-    assert distance(federations[0].shared, federations[1].shared) < 1e-12
 
 
 def test_clients_of_other_groups_do_not_count_for_a_group():

@@ -20,7 +20,7 @@ from federated_round import (
 from references.logistic import predict
 from references.per_fedavg_numpy import adapt, per_fedavg_round
 
-from lit_fed.algorithms import FedAvg, FedAvgPlus, PerFedAvg
+from lit_fed.algorithms import FedAvgPlus, PerFedAvg
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Batch, LocalWork
@@ -87,18 +87,6 @@ def test_fixed_points_of_two_quadratics(variant, client_trainer):
     torch.testing.assert_close(served, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("difference", [1e-3, 0.5, 20.0])
-def test_of_quadratics_a_difference_of_gradients_is_exact(difference, client_trainer):
-    train = make_clients([6, 1, 9, 3], target=REGRESSION)
-    options = {"task": make_task(REGRESSION), "solver": LocalSolver(lr=0.05, momentum=0.5)}
-    exact, free = (
-        run_rounds(PerFedAvg(variant, 0.2, difference), client_trainer, train, **options)
-        for variant in ("exact", "hessian_free")
-    )
-    assert distance(exact.shared, free.shared) < 1e-11
-    assert exact.metrics["loss"] == pytest.approx(free.metrics["loss"], abs=1e-11)
-
-
 def test_the_meta_gradient_of_a_quadratic(client_trainer):
     """From 0 with rate 1: (1 − αh)·∇f(w̃), w̃ = αhc."""
     options = SCALE | {"solver": LocalSolver(lr=1.0)}
@@ -141,21 +129,6 @@ def test_the_curvature_survives_bf16(axis):
 
 
 # ---------------------------------------------------------------------- limits
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "weight_decay": 0.05}], ids=str)
-def test_without_an_inner_rate_it_is_fedavg(variant, options, client_trainer):
-    train = make_clients([6, 1, 9, 3])
-    setting = {"solver": LocalSolver(lr=0.3, local_epochs=3, **options), "batch_size": 0, "weighting": "uniform"}
-    meta, plain = (
-        run_rounds(one, client_trainer, train, cohorts=[[0, 1, 2, 3], [2, 0], [1]], **setting)
-        for one in (PerFedAvg(variant, inner_lr=0.0), FedAvg())
-    )
-    assert distance(meta.shared, plain.shared) < 1e-12
-    assert meta.metrics["loss"] == pytest.approx(plain.metrics["loss"], abs=1e-12)
-    assert distance(meta.predictions(), plain.predictions()) < 1e-12
-    assert meta.bits.tolist() == plain.bits.tolist()
-
-
 def one_step(variant, batch):
     task = make_task(REGRESSION)
     ctx = make_context(task, LocalSolver(lr=0.5))

@@ -3,38 +3,25 @@ import pytest
 import torch
 from federated_round import (
     MULTICLASS,
-    REGRESSION,
     Federation,
-    Scale,
     as_arrays,
     batch_orders,
     distance,
     flat,
     make_clients,
     make_task,
-    quadratics,
     run_rounds,
     same_bits,
 )
 from references.logistic import predict
 from references.pfedme_numpy import local_updates, pfedme_round
 
-from lit_fed.algorithms import FedAvg, PFedMe
-from lit_fed.clients import VectorizedTrainer
-from lit_fed.core import tree
+from lit_fed.algorithms import PFedMe
 from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.types import Batch, LocalWork
 
-Q2 = quadratics([1.0, 3.0], [0.0, 4.0])
 SIZES = [6, 1, 9, 3]
-COHORTS = [[0, 1, 2, 3], [2, 0], [1]]
-
-
-def scale(lr=0.1, steps=1):
-    """One parameter, full batches, R = steps."""
-    solver = LocalSolver(lr=lr, local_steps=steps)
-    return {"task": make_task(REGRESSION, network=Scale), "batch_size": 0, "solver": solver}
 
 
 def exact(prox_weight, **fields):
@@ -65,25 +52,6 @@ def test_rounds_are_those_of_the_reference(local_solve, warm_start, options, cli
         np.testing.assert_allclose(found.exp().numpy(), predict(theta, x), rtol=0, atol=1e-10)
 
 
-def test_where_the_search_starts_matters_only_from_the_second_step(client_trainer):
-    train = make_clients([4, 4])
-    for steps, same in ((1, True), (2, False)):
-        solver = LocalSolver(lr=0.05, local_steps=steps)
-        warm, cold = (
-            run_rounds(PFedMe(warm_start=start), client_trainer, train, rounds=1, solver=solver)
-            for start in (True, False)
-        )
-        assert same_bits(warm.states, cold.states) == same
-
-
-def test_many_inner_steps_are_exact(client_trainer):
-    train = make_clients(SIZES)
-    options = {"solver": LocalSolver(lr=0.3), "rounds": 2}
-    steps = run_rounds(PFedMe(2.0, inner_steps=60, inner_lr=0.3), client_trainer, train, **options)
-    solved = run_rounds(exact(2.0), client_trainer, train, **options)
-    assert distance((steps.shared, steps.states), (solved.shared, solved.states)) < 1e-12
-
-
 def test_a_batch_is_solved_like_the_data_that_it_holds():
     task, client = make_task(MULTICLASS), make_clients([9], target=MULTICLASS).client(0)
     models = task.init(1, 0)
@@ -98,74 +66,7 @@ def test_a_batch_is_solved_like_the_data_that_it_holds():
 
 # ---------------------------------------------------------------------- two quadratics
 # many exact solves, which the vectorized client trainer makes for all clients at once
-@pytest.mark.parametrize(("lr", "rounds"), [(0.5, 65), (1.0, 25)])
-def test_the_fixed_point_is_the_minimum_of_the_mean_envelope(lr, rounds):
-    federation = run_rounds(exact(1.0), VectorizedTrainer(), Q2, rounds=rounds, **scale(lr))
-    assert federation.weights.item() == pytest.approx(2.4, abs=1e-9)
-    assert flat(federation.states.parameters)[:, 0].tolist() == pytest.approx([1.2, 3.6], abs=1e-9)
-
-
-def test_many_gradient_steps_have_the_same_fixed_point(client_trainer):
-    algorithm = PFedMe(1.0, inner_steps=24, inner_lr=1 / 3)  # an inner step leaves a third of the error
-    federation = run_rounds(algorithm, client_trainer, Q2, rounds=40, **scale(0.7))
-    assert federation.weights.item() == pytest.approx(2.4, abs=1e-9)
-    assert flat(federation.states.parameters)[:, 0].tolist() == pytest.approx([1.2, 3.6], abs=1e-9)
-
-
-@pytest.mark.parametrize(("lam", "rounds"), [(0.5, 25), (4.0, 80)])
-def test_the_fixed_point_is_the_mixture_solution(lam, rounds):
-    """x = (h·c + λz) / (h + λ) with z = mean x, for any number of clients."""
-    curvature, centre = np.array([1.0, 3.0, 0.5, 2.0]), np.array([0.0, 4.0, -1.0, 2.0])
-    share = curvature / (curvature + lam)
-    z = (share * centre).sum() / share.sum()
-    train = quadratics(curvature.tolist(), centre.tolist())
-    federation = run_rounds(exact(lam), VectorizedTrainer(), train, rounds=rounds, **scale(1 / lam))
-    x = (curvature * centre + lam * z) / (curvature + lam)
-    np.testing.assert_allclose(flat(federation.states.parameters)[:, 0].numpy(), x, rtol=0, atol=1e-9)
-    assert federation.weights.item() == pytest.approx(z, abs=1e-9)
-    assert x.mean() == pytest.approx(z, abs=1e-12)
-
-
-def test_several_local_steps_bias_the_fixed_point():
-    """A step contracts w_i − c_i by 1 − ηλh/(h + λ), and R of them by its power."""
-    contraction = 1 - 0.5 * np.array([0.5, 0.75])
-    pull = 1 - contraction**2
-    fixed = 4 * pull[1] / pull.sum()
-    federation = run_rounds(exact(1.0), VectorizedTrainer(), Q2, rounds=35, **scale(0.5, steps=2))
-    assert federation.weights.item() == pytest.approx(fixed, abs=1e-9)
-    assert abs(fixed - 2.4) > 5e-3
-
-
 # ---------------------------------------------------------------------- limits
-def test_with_a_full_envelope_step_the_server_averages_the_personal_models(client_trainer):
-    train = make_clients([5, 5, 5])
-    for algorithm in (exact(4.0), PFedMe(4.0)):
-        options = {"solver": LocalSolver(lr=0.25, local_steps=1), "batch_size": 0}
-        federation = run_rounds(algorithm, client_trainer, train, **options)
-        mean = tree.map_leaves(lambda leaf: leaf.mean(0), federation.states)
-        assert distance(mean, federation.shared.models) < 1e-12
-
-
-def test_far_pulled_personal_models_make_it_fedavg():
-    train = make_clients(SIZES)
-    options = {"solver": LocalSolver(lr=0.3, local_steps=4), "weighting": "uniform", "batch_size": 3}
-    plain = run_rounds(FedAvg(), VectorizedTrainer(), train, **options)
-    far = [run_rounds(exact(lam), VectorizedTrainer(), train, **options) for lam in (1e3, 1e4)]
-    gaps = [distance(one.shared, plain.shared) for one in far]
-    assert gaps[1] < 1e-3
-    assert gaps[0] / gaps[1] == pytest.approx(10, rel=0.05)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_without_a_pull_the_global_model_never_moves(momentum, client_trainer):
-    train = make_clients(SIZES)
-    start = run_rounds(PFedMe(), client_trainer, train, rounds=0)
-    solver = LocalSolver(lr=0.5, momentum=momentum)
-    federation = run_rounds(PFedMe(0.0), client_trainer, train, cohorts=COHORTS, solver=solver)
-    assert same_bits(federation.shared, start.shared)
-    assert distance(federation.states, start.states) > 1e-3
-
-
 @pytest.mark.parametrize("mix", [0.0, 0.5, 1.0, 2.0])
 def test_the_server_mixes_the_average_into_its_model(mix, client_trainer):
     train = make_clients(SIZES)

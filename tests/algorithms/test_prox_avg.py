@@ -18,7 +18,7 @@ from federated_round import (
 from references.logistic import probability
 from references.prox_avg_numpy import prox_avg_round, prox_sgd
 
-from lit_fed.algorithms import FedAvg, Local, ProxAvg
+from lit_fed.algorithms import Local, ProxAvg
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
 from lit_fed.errors import ClientError, ConfigError
@@ -65,54 +65,12 @@ def test_rounds_are_those_of_the_reference(options, aggregation, prox_weight, cl
 
 
 # ---------------------------------------------------------------------- known solutions
-def test_alternating_prox_reaches_the_mixture_solution(client_trainer):
-    federation = q2(ProxAvg(1.0, "exact"), client_trainer, rounds=25)
-    torch.testing.assert_close(own(federation)[:, 0], torch.tensor([1.2, 3.6], dtype=torch.float64), rtol=0, atol=1e-9)
-    assert float(federation.weights) == pytest.approx(2.4, abs=1e-9)
-
-
 def test_the_first_exact_round_is_known(client_trainer):
     """From z = 0 the proximal points are 0 and 12/4, and their mean is that of FedProx."""
     federation = q2(ProxAvg(1.0, "exact"), client_trainer)
     assert own(federation)[:, 0].tolist() == pytest.approx([0, 3], abs=1e-12)
     assert float(federation.weights) == pytest.approx(1.5, abs=1e-12)
     assert federation.metrics["loss"] == pytest.approx(12, abs=1e-12)
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_local_steps_have_the_same_fixed_point(steps, client_trainer):
-    federation = q2(
-        ProxAvg(1.0), client_trainer, rounds=75 if steps == 1 else 35, solver=LocalSolver(lr=0.2, local_steps=steps)
-    )
-    assert own(federation)[:, 0].tolist() == pytest.approx([1.2, 3.6], abs=1e-9)
-    assert float(federation.weights) == pytest.approx(2.4, abs=1e-9)
-
-
-@pytest.mark.parametrize(("prox_weight", "rounds"), [(0.25, 20), (3.0, 70)])
-def test_the_fixed_point_in_closed_form(prox_weight, rounds):
-    """x_i = (H_i + λ)⁻¹(H_i c_i + λz) with z the mean of all x_i."""
-    curvatures, centres = torch.tensor([1.0, 3.0, 0.5]).double(), torch.tensor([0.0, 4.0, -2.0]).double()
-    share = prox_weight / (curvatures + prox_weight)
-    z = ((1 - share) * centres).mean() / (1 - share.mean())
-    task = make_task(REGRESSION, 1, Scale)
-    train = quadratics(curvatures.tolist(), centres.tolist())
-    federation = run_rounds(ProxAvg(prox_weight, "exact"), None, train, rounds=rounds, task=task)
-    assert distance(own(federation)[:, 0], (1 - share) * centres + share * z) < 1e-9
-    assert distance(federation.weights[0, 0], z) < 1e-9
-
-
-def test_an_exact_solve_is_where_many_local_steps_end(client_trainer):
-    train = make_clients([6, 4])
-    run = {"rounds": 2, "batch_size": 0, "solver": LocalSolver(lr=0.5, local_steps=60)}
-    exact, slow = (run_rounds(ProxAvg(1.0, solve), client_trainer, train, **run) for solve in ("exact", "sgd"))
-    assert distance((exact.shared, exact.states), (slow.shared, slow.states)) < 1e-9
-
-
-def test_a_single_client_takes_proximal_points(client_trainer):
-    """One client is its own average: x <- (H + λ)⁻¹(H c + λx)."""
-    task = make_task(REGRESSION, 1, Scale)
-    federation = run_rounds(ProxAvg(1.0, "exact"), client_trainer, quadratics([3.0], [4.0]), rounds=2, task=task)
-    assert float(federation.weights) == pytest.approx(15 / 4, abs=1e-12)
 
 
 # ---------------------------------------------------------------------- identities
@@ -125,23 +83,6 @@ def test_without_a_pull_it_is_local(options, client_trainer):
     assert ours.metrics == alone.metrics
 
 
-def test_the_first_step_is_fedavg(client_trainer):
-    """All models start at the average, so the first step of the first round feels no pull."""
-    run = {"rounds": 1, "solver": LocalSolver(local_steps=1)}
-    ours, averaged = (run_rounds(one, client_trainer, make_clients(SIZES), **run) for one in (ProxAvg(7.0), FedAvg()))
-    assert same_bits(ours.shared, averaged.shared)
-
-
-def test_training_goes_on_from_the_own_model_not_from_the_average():
-    """Without local work the models stay what they are, although the average has moved."""
-    federation = run_rounds(ProxAvg(), None, make_clients(SIZES), rounds=2)
-    before = federation.states
-    federation.solver = LocalSolver(local_epochs=0)
-    federation.round()
-    assert same_bits(federation.states, before)
-    assert distance(own(federation), federation.weights.expand(3, -1)) > 1e-3
-
-
 def test_the_average_is_that_of_the_samples_or_of_the_clients(client_trainer):
     train = make_clients(SIZES)
     by_samples = run_rounds(ProxAvg(), client_trainer, train)
@@ -150,16 +91,6 @@ def test_the_average_is_that_of_the_samples_or_of_the_clients(client_trainer):
     alike = run_rounds(ProxAvg(), client_trainer, train, weighting="uniform")
     assert distance(alike.weights[0], own(alike).mean(0)) < 1e-14
     assert distance(by_samples.weights, alike.weights) > 1e-3
-
-
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_both_aggregations_agree_if_all_take_part(weighting, client_trainer):
-    run = {"weighting": weighting, "solver": LocalSolver(lr=0.3, momentum=0.5)}
-    one, other = (
-        run_rounds(ProxAvg(), client_trainer, make_clients(SIZES), aggregation=kind, **run)
-        for kind in ("renormalised", "stale_fill")
-    )
-    assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-12
 
 
 # ---------------------------------------------------------------------- who takes part

@@ -97,64 +97,6 @@ def test_without_fairness_it_is_fedavg_with_equal_weights(dtype, solver, target,
     assert same_bits(fair.predictions(), plain.predictions())
 
 
-@pytest.mark.parametrize(("target", "network"), [(BINARY, Linear), (MULTICLASS, small_mlp)], ids=["linear", "mlp"])
-def test_without_fairness_gradients_are_those_of_fedsgd_with_equal_weights(target, network, client_trainer):
-    train = make_clients([5, 2, 8], target=target)
-    options = {"task": make_task(target, network=network), "batch_size": 0, "weighting": "uniform"}
-    fair, plain = (run_rounds(one, client_trainer, train, **options) for one in (QFedSGD(0.0), FedAvg()))
-    assert same_bits(fair.shared, plain.shared)
-
-
-@pytest.mark.parametrize("q", [0.5, 1.0, 3.0])
-def test_one_whole_step_makes_the_two_alike(q, client_trainer):
-    train = make_clients([5, 2, 8])
-    average, gradient = (run_rounds(kind(q), client_trainer, train, batch_size=0) for kind in (QFedAvg, QFedSGD))
-    assert distance(average.shared, gradient.shared) < 1e-14
-
-
-@both_classes
-@pytest.mark.parametrize("q", [1.0, 5.0])
-def test_equal_losses_keep_the_direction(kind, q, client_trainer):
-    """At w = 0 all labels of one size have one squared loss, whatever the inputs."""
-    train = make_clients([1, 1, 1], target=REGRESSION)
-    train = Split(train.x, torch.tensor([2.0, -2.0, 2.0], dtype=torch.float64), train.offsets)
-    options = {"task": make_task(REGRESSION), "solver": LocalSolver(lr=0.1, local_steps=3), "weighting": "uniform"}
-    steps = []
-    for algorithm in (kind(q), FedAvg()):
-        if kind is QFedSGD:
-            options["solver"] = LocalSolver(lr=0.1, local_steps=1)
-        federation = Federation(algorithm, train, trainer=client_trainer, **options)
-        federation.shared = tree.zeros_like(federation.shared)
-        federation.round()
-        steps.append(federation.weights[0])
-    cosine = torch.nn.functional.cosine_similarity(*steps, dim=0)
-    assert float(cosine) == pytest.approx(1, abs=1e-13)
-    assert float(steps[0].norm()) < 0.9 * float(steps[1].norm())
-
-
-@pytest.mark.parametrize("q", [0.5, 1.0, 5.0])
-def test_one_client_takes_a_shorter_step(q, client_trainer):
-    """By F/(F + qη‖Δw‖²), where ηΔw is the step of FedAvg."""
-    train = make_clients([7])
-    options = {"rounds": 1, "solver": LocalSolver(lr=0.4, local_epochs=3)}
-    start = Federation(FedAvg(), train)
-    fair, plain = (run_rounds(one, client_trainer, train, **options) for one in (QFedAvg(q), FedAvg()))
-    risk = float(start.evaluate()[0, 1]) / 7 + 1e-10
-    step = plain.weights - start.weights
-    factor = risk / (risk + q * 0.4 * float(step.square().sum()) / 0.4**2)
-    assert 0.01 < factor < 0.95
-    torch.testing.assert_close(fair.weights, start.weights + factor * step, rtol=0, atol=1e-12)
-
-
-def test_fairness_makes_losses_alike():
-    train = make_clients([6, 6, 6])
-    spread = []
-    for q in (0.0, 2.0, 10.0):
-        sums = run_rounds(QFedSGD(q), None, train, rounds=60, solver=LocalSolver(lr=0.5)).evaluate()
-        spread.append(float((sums[:, 1] / sums[:, 0]).var()))
-    assert spread[0] > 1.2 * spread[1] > 1.44 * spread[2]
-
-
 # ---------------------------------------------------------------------- details
 def test_the_loss_is_that_of_the_received_model(client_trainer):
     """Not of the trained one, as in a known wrong version."""
@@ -187,13 +129,6 @@ def test_a_perfect_model_stays(kind, solver, client_trainer):
     federation.shared = tree.zeros_like(federation.shared)
     federation.round()
     assert float(federation.weights.abs().max()) == 0.0
-
-
-def test_a_rate_of_zero_leaves_the_model(client_trainer):
-    federation = Federation(QFedAvg(), make_clients([5, 2]), solver=LocalSolver(lr=0.0), trainer=client_trainer)
-    before = federation.weights
-    federation.round()
-    torch.testing.assert_close(federation.weights, before, rtol=0, atol=1e-15)
 
 
 def test_a_client_keeps_its_own_normalisation(client_trainer):

@@ -2,9 +2,6 @@ import numpy as np
 import pytest
 import torch
 from federated_round import (
-    BINARY,
-    MULTICLASS,
-    REGRESSION,
     Federation,
     as_arrays,
     batch_orders,
@@ -14,7 +11,6 @@ from federated_round import (
     make_task,
     run_rounds,
     same_bits,
-    small_mlp,
     two_quadratics,
 )
 from normalised import NormalisedMLP
@@ -25,7 +21,6 @@ from lit_fed.algorithms import SCAFFOLD, FedAvg
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
-from lit_fed.models import Linear
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.05}]
 both_options = pytest.mark.parametrize("option", ["I", "II"])
@@ -106,61 +101,7 @@ def test_the_fixed_point_is_the_optimum_whatever_the_number_of_steps(option):
     assert on_quadratics(30, steps=5, algorithm=SCAFFOLD(option)) == pytest.approx([3, 0, 3, -3], abs=1e-9)
 
 
-@both_options
-def test_unequal_steps_reach_the_optimum_too(option):
-    """Least squares, each client taking one to five whole-batch steps: FedAvg ends elsewhere."""
-    train = make_clients([10, 2, 2], num_features=2, target=REGRESSION)
-    options = {
-        "task": make_task(REGRESSION, num_features=2), "batch_size": 0, "weighting": "uniform", "rounds": 60,
-        "solver": LocalSolver(lr=0.3, local_steps=5, straggler_fraction=1.0),
-    }  # fmt: skip
-    x = torch.cat([train.x, torch.ones(14, 1)], dim=1)
-    share = torch.tensor([0.1] * 10 + [0.5] * 4, dtype=torch.float64)[:, None]
-    optimum = torch.linalg.solve(x.T @ (share * x), x.T @ (share * train.y[:, None]))[:, 0]
-    exact, biased = (run_rounds(one, None, train, **options).weights[0] for one in (SCAFFOLD(option), FedAvg()))
-    torch.testing.assert_close(exact, optimum, rtol=0, atol=1e-8)
-    assert float((biased - optimum).abs().max()) > 1e-3
-
-
 # ---------------------------------------------------------------------- identities
-@both_options
-@pytest.mark.parametrize("solver", [*SOLVERS, {"optimizer": "adam", "lr": 0.05}], ids=str)
-@pytest.mark.parametrize(("target", "network"), [(BINARY, Linear), (MULTICLASS, small_mlp)], ids=["linear", "mlp"])
-def test_the_first_round_is_that_of_fedavg_with_equal_weights(option, solver, target, network, client_trainer):
-    train = make_clients([5, 2, 8], target=target)
-    options = {
-        "rounds": 1, "solver": LocalSolver(local_epochs=2, **solver), "weighting": "uniform",
-        "task": make_task(target, network=network), "cohorts": [[0, 2]],
-    }  # fmt: skip
-    corrected, plain = (run_rounds(one, client_trainer, train, **options) for one in (SCAFFOLD(option), FedAvg()))
-    assert same_bits(corrected.shared.models, plain.shared.models)
-    assert same_bits(corrected.predictions(), plain.predictions())
-    assert corrected.metrics == plain.metrics
-
-
-def test_the_new_control_is_the_mean_gradient_of_the_local_steps(client_trainer):
-    """Option II, from controls of earlier rounds: the correction cancels, the gradients at y_i remain."""
-    train = make_clients([5, 2, 8])
-    federation = Federation(SCAFFOLD(), train, solver=LocalSolver(lr=0.4), batch_size=2, trainer=client_trainer)
-    federation.round()
-    federation.round()
-    orders, shared, states = batch_orders(federation), federation.shared, federation.states
-    federation.round()
-    for one, own in enumerate(orders):
-        data, y = train.client(one), shared.models
-        correction = tree.sub(shared.control, tree.index(states.control, one))
-        met = []
-        for batch in own:
-            rows = torch.as_tensor(batch)
-            batch = data.batch._replace(x=data.x[rows], y=data.y[rows], index=rows, mask=torch.ones(len(rows)))
-            met.append(federation.task.value_and_grad(y, batch)[1])
-            step = tree.scale(tree.add(met[-1], correction), 0.4)
-            y = y._replace(parameters=tree.sub(y.parameters, step))
-        mean = tree.map_leaves(lambda *leaves: sum(leaves) / len(leaves), *met)
-        assert len(own) == -(-len(data.y) // 2)
-        assert distance(tree.index(federation.states.control, one), mean) < 1e-12
-
-
 def test_one_whole_step_makes_the_options_alike_and_the_model_that_of_fedsgd(client_trainer):
     options = {"train": make_clients([5, 2, 8]), "batch_size": 0, "weighting": "uniform"}
     one, two, plain = (
@@ -168,28 +109,6 @@ def test_one_whole_step_makes_the_options_alike_and_the_model_that_of_fedsgd(cli
     )
     assert distance((one.shared, one.states), (two.shared, two.states)) < 1e-12
     assert distance(two.shared.models, plain.shared.models) < 1e-12
-
-
-@both_options
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_the_global_control_is_the_mean_of_the_clients(option, weighting, client_trainer):
-    federation = Federation(SCAFFOLD(option), make_clients([5, 2, 8]), weighting=weighting, trainer=client_trainer)
-    share = torch.tensor([5, 2, 8] if weighting == "samples" else [1, 1, 1], dtype=torch.float64)
-    for cohort in ([0, 1, 2], [0, 2], [1], [0, 1, 2]):
-        federation.round(cohort)
-        mean = share / share.sum() @ flat(federation.states.control)
-        torch.testing.assert_close(flat(federation.shared.control)[0], mean, rtol=0, atol=1e-13)
-        assert float(mean.abs().max()) > 1e-2
-
-
-@both_options
-@pytest.mark.parametrize("solver", SOLVERS, ids=str)
-def test_one_client_takes_plain_steps(option, solver, client_trainer):
-    train = make_clients([7])
-    options = {"solver": LocalSolver(local_epochs=2, **solver), "rounds": 4}
-    alone, plain = (run_rounds(one, client_trainer, train, **options) for one in (SCAFFOLD(option), FedAvg()))
-    assert distance(alone.shared.models, plain.shared.models) < 1e-12
-    assert distance(alone.shared.control, tree.index(alone.states.control, 0)) < 1e-13
 
 
 def test_the_server_step_scales_the_change_of_the_model_alone():

@@ -200,15 +200,6 @@ def test_the_loss_is_that_of_the_joint_model_before_the_round(target, client_tra
 
 
 # ---------------------------------------------------------------------- parties as clients
-@pytest.mark.parametrize("options", [{}, {"regulariser": "lasso"}], ids=str)
-def test_blocks_and_trainers_agree(options, client_trainer):
-    train = parties(table(target=BINARY))
-    expected = fitted(SharingADMM(**options), train, 6, target=BINARY)
-    for size in (None, 1, 2):
-        found = fitted(SharingADMM(**options), train, 6, client_trainer, BINARY, clients_per_block=size)
-        assert distance((expected.shared, expected.states), (found.shared, found.states)) < 1e-12
-
-
 def test_an_unseen_client_is_served_by_the_joint_model():
     federation = fitted(SharingADMM(), parties(table()), 20)
     unseen = make_clients([7], 9, REGRESSION, seed=5, first_id=3)

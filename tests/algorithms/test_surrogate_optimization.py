@@ -7,11 +7,9 @@ import torch
 from federated_round import (
     BINARY,
     MULTICLASS,
-    POSITIONS,
     REGRESSION,
     Federation,
     Scale,
-    Tagger,
     as_arrays,
     batch_orders,
     distance,
@@ -19,18 +17,16 @@ from federated_round import (
     make_task,
     quadratics,
     run_rounds,
-    same_bits,
     small_mlp,
 )
 from local_norm import local_norm
 from normalised import NormalisedMLP
 from references.surrogate_optimization_numpy import federated_round, mixture, moreau
 
-from lit_fed.algorithms import FedAvg, FedEM, FedProx, OfficialFedEM, PFedMe, SurrogateOptimization
+from lit_fed.algorithms import FedAvg, FedEM, FedProx, PFedMe, SurrogateOptimization
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
-from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 
@@ -88,27 +84,10 @@ def test_with_the_mixture_surrogate_it_is_fedem(solver, target, network, aggrega
     assert distance(ours.serve(unseen, seen=False), fedem.serve(unseen, seen=False)) < 1e-12
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_for_linear_models_it_is_fedem_bit_for_bit(dtype, trainer):
-    options = {
-        "train": make_clients(SIZES, dtype=dtype), "task": make_task(dtype=dtype), "cohorts": COHORTS,
-        "solver": LocalSolver(lr=0.3, momentum=0.9, local_epochs=2),
-    }  # fmt: skip
-    ours, fedem = (run_rounds(one, trainer, **options) for one in (MIXTURE, FedEM(3)))
-    assert same_bits((ours.shared, ours.states), (fedem.shared, fedem.states))
-
-
-def test_it_is_fedem_with_kept_optimizers_and_uniform_weights(trainer):
-    solver = LocalSolver(lr=0.2, momentum=0.9, persist_optimizer=True)
-    options = {"train": make_clients(SIZES), "solver": solver, "cohorts": COHORTS, "weighting": "uniform"}
-    ours, fedem = (run_rounds(one, trainer, **options) for one in (MIXTURE, FedEM(3)))
-    assert distance((ours.shared, ours.optimizers), (fedem.shared, fedem.optimizers)) < 1e-12
-
-
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_unseen_clients_fit_their_weights_as_in_fedem(steps, client_trainer):
-    ours = SurrogateOptimization(MixtureSurrogate(3), unseen_steps=steps, refresh_at_eval=True)
-    fedem = OfficialFedEM(3, em_steps=steps, shuffle_per_component=False)
+    ours = SurrogateOptimization(MixtureSurrogate(3), unseen_steps=steps)
+    fedem = FedEM(3, em_steps=steps)
     train, unseen = make_clients(SIZES), make_clients([5, 1, 2], seed=9, first_id=len(SIZES))
     ours, fedem = (run_rounds(one, client_trainer, train) for one in (ours, fedem))
     assert distance(ours.serve(unseen, seen=False), fedem.serve(unseen, seen=False)) < 1e-12
@@ -192,16 +171,6 @@ def test_with_the_objective_as_its_own_surrogate_it_is_fedavg(solver, target, ne
     assert distance(ours.shared, plain.shared) < 1e-12
     assert distance(ours.predictions(), plain.predictions()) < 1e-12
     assert ours.bits.tolist() == plain.bits.tolist()
-
-
-def test_for_sequences_it_is_fedavg_with_one_component(trainer):
-    rng = torch.Generator().manual_seed(0)
-    x, y = (torch.randint(high, (12, 4), generator=rng) for high in (7, 3))
-    options = {"train": Split(x, y, torch.tensor([0, 7, 8, 12])), "task": make_task(POSITIONS, network=Tagger)}
-    ours, plain = (
-        run_rounds(one, trainer, **options) for one in (SurrogateOptimization(MixtureSurrogate(1)), FedAvg())
-    )
-    assert distance(ours.shared, plain.shared) < 1e-12
 
 
 # ---------------------------------------------------------------------- a surrogate of one's own

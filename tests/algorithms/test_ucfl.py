@@ -114,21 +114,6 @@ def test_weights_of_two_quadratics(client_trainer):
 
 
 # ---------------------------------------------------------------------- the limits of Section III
-@pytest.mark.parametrize("num_streams", ["personal", "silhouette", 1, 3])
-@pytest.mark.parametrize("warmup_rounds", [0, 1])
-def test_equal_gradients_are_fedavg(num_streams, warmup_rounds, client_trainer):
-    one = make_clients([6])
-    train = repeated(Split(one.x.repeat(4, 1), one.y.repeat(4), 6 * torch.arange(5)), [1, 3, 2, 1])
-    options = {"train": train, "solver": LocalSolver(momentum=0.9), "trainer": client_trainer}
-    federation = run_rounds(UCFL(num_streams, warmup_rounds), **options)
-    plain = run_rounds(FedAvg(), **options)
-    shares = train.sizes.double() / train.num_samples
-    assert distance(rows_of(federation), shares.expand(4, 4)) < 1e-12
-    for own in thetas_of(federation):
-        assert distance(torch.from_numpy(own), plain.weights[0]) < 1e-12
-    assert distance(federation.predictions(), plain.predictions()) < 1e-12
-
-
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
 def test_large_variances_are_fedavg(weighting, aggregation, client_trainer):
@@ -182,22 +167,6 @@ def test_two_groups_far_apart_are_the_oracle(num_streams, weighting, client_trai
     assert torch.equal(federation.shared.similarity.stream == federation.shared.similarity.stream[0], groups == 0)
     assert distance(torch.from_numpy(thetas_of(federation)), oracle.weights[groups]) < 1e-12
     assert distance(federation.predictions(), oracle.predictions()) < 1e-12
-
-
-def test_as_many_streams_as_clients_are_no_clusters(client_trainer):
-    options = {"trainer": client_trainer, "train": make_clients(SIZES)}
-    one, other = (run_rounds(UCFL(number, 0), **options) for number in ("personal", 6))
-    assert distance(rows_of(one), rows_of(other)) < 1e-12
-    assert distance(one.shared.peers, other.shared.peers) < 1e-12
-    assert len(other.shared.similarity.stream.unique()) == 6
-
-
-def test_rows_have_the_sum_one_and_are_not_symmetric():
-    federation = run_rounds(UCFL("personal", 0), None, make_clients(SIZES), rounds=1)
-    rows = rows_of(federation)
-    assert distance(rows.sum(1), torch.ones(6, dtype=torch.float64)) < 1e-12
-    assert (rows > 0).all()
-    assert distance(rows, rows.T) > 0.01
 
 
 def test_an_exponent_beyond_the_range_of_numbers():

@@ -238,28 +238,9 @@ def test_as_many_streams_as_clients(num_streams):
     assert torch.equal(_stream_rows(rows, found), rows)
 
 
-@pytest.mark.parametrize("num_streams", [1, 2, 4, "silhouette"])
-def test_equal_rows_share_a_stream(num_streams):
-    rows = torch.full((4, 4), 0.25).double() + 1e-15 * torch.randn(4, 4).double()
-    assert _streams_of(rows, num_streams).tolist() == [0] * 4
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_too_few_clients_for_a_silhouette(count):
     assert len(_streams_of(torch.eye(count).double(), "silhouette").unique()) == count
-
-
-def test_one_stream_is_the_mean_of_the_rows():
-    rows, _ = blocks((3, 4))
-    found = _stream_rows(rows, _streams_of(rows, 1))
-    assert distance(found, rows.mean(0).expand(7, 7)) < 1e-15
-
-
-def test_rows_of_streams_have_the_sum_one():
-    rows, group = blocks((3, 4))
-    found = _stream_rows(rows, group)
-    assert distance(found.sum(1), torch.ones(7).double()) < 1e-12
-    assert distance(found[0], rows[:3].mean(0)) < 1e-15
 
 
 def test_what_is_measured_is_kept():

@@ -111,7 +111,6 @@ WRONG = [
     ),
     ("MixtureADMM", {"penalty_weight": 0.0}, r"penalty_weight is 0\.0; give a number > 0, or null"),
     ("MixtureADMM", {"dual_step": -0.5}, r"dual_step is -0\.5; give a number > 0, or null"),
-    ("MixtureADMM", {"copy_weight": 0.0}, r"copy_weight is 0\.0; give a number > 0, or null"),
     ("MixtureADMM", {"local_solve": "sgd"}, "local_solve is sgd; give exact or inexact"),
     ("MixtureDCA", {"memory": -1}, "memory is -1; give a whole number >= 0"),
     ("MOCHA", {"regularisation": 0.0}, r"regularisation is 0\.0; give a number > 0"),

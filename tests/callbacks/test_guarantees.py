@@ -337,14 +337,3 @@ def test_the_package_is_asked_for_before_anything_is_trained(tmp_path, monkeypat
 
 def test_without_privacy_nothing_is_said():
     assert guarantee_in_words({}) == ""
-
-
-def test_an_imitated_population_is_called_that():
-    found = {
-        "privacy/epsilon_of_larger_cohort": 2.0, "privacy/delta": 1e-3, "privacy/releases": 3,
-        "privacy/accountant": "PLD", "privacy/unit": "a client", "privacy/adjacency": "add or remove one",
-        "privacy/not_covered": "metrics",
-    }  # fmt: skip
-    assert guarantee_in_words(found).startswith(
-        "privacy: ε 2, for a larger population that is imitated, δ 0.001 after 3"
-    )

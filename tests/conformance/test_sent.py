@@ -30,7 +30,7 @@ OTHERWISE = [
     AFL(serve="last"),
     ClusteredFL(**SMALL["ClusteredFL"], newcomers="loss"),
     FedFOMO(num_neighbours=1, explore_probability=1.0, explore_decay=0.0, keep="trained"),
-    *(MixtureADMM(form=form) for form in ("jacobi", "copies", "gauss_seidel")),
+    *(MixtureADMM(form=form) for form in ("jacobi", "gauss_seidel")),
     UCFL("personal", warmup_rounds=1),
 ]
 """Settings with which an algorithm sends something else."""

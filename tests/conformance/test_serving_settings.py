@@ -13,7 +13,7 @@ pytestmark = pytest.mark.every_combination
 
 OTHER = {
     **dict.fromkeys(["unseen_steps", "em_steps", "adapt_steps", "adapt_epochs", "fine_tune_epochs"], 7),
-    **dict.fromkeys(["refresh_mixture_at_eval", "refresh_at_eval", "serve_mean"], True),
+    **dict.fromkeys(["refresh_mixture_at_eval", "serve_mean"], True),
     "fine_tune_lr": 0.05,
     "tune": "*.bias",
     "predict": "head",

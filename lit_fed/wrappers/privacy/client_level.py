@@ -15,14 +15,11 @@ Deviations:
     The paper's other estimator divides by the actual weight; its sensitivity is twice as large, and it is not offered.
     Counts of clients within the bound are centred, b_i − ½, so absent clients do not move the bound.
     Messages keep their types, and models are rounded to them: changes are clipped below C by the possible rounding.
-    A message with two parts (SCAFFOLD) may have a bound for each. Both then get the noise of z·√2, so that the pair is
-    one release of multiplier z.
     The size of the noise is reported as its share of the release, from released numbers only.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -34,7 +31,7 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import NOT_SENT, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.noise import protecting_normals
-from lit_fed.core.types import ClientData, Leaves, Message, ModelState, Reduced, Tree
+from lit_fed.core.types import ClientData, Leaves, Message, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.deltas import delta_of, reference_of, with_delta
@@ -76,7 +73,6 @@ class ClientPrivacy(Privacy):
         delta: δ, the probability that ε fails; required, far below 1 over the number of clients.
         clip_norm: C, the maximum Euclidean norm of a client's change, to which longer ones are scaled down; required
             unless `adaptive`.
-        second_clip_norm: bound of what SCAFFOLD sends beside the model; null: `clip_norm` bounds both together.
         weight_cap: weight clients by their samples, up to this number; null: equal weights.
         adaptive: let the bound follow a quantile of the norms of the clients' changes, noisily counted.
         initial_clip_norm: the adaptive bound of the first round.
@@ -85,8 +81,6 @@ class ClientPrivacy(Privacy):
         clip_count_noise: standard deviation of the noise on the counts of the adaptive bound; null: a twentieth of the
             expected number of clients.
         accountant: method to compute ε: `pld`, close to exact, or `rdp`, an older and larger bound.
-        noise_scale: share of the noise that is actually added, to imitate a population 1/share times as large; only the
-            ε of that population is then reported.
         public_start: the models of `--init_from` were trained on public data only, and cost no privacy.
         noise_seed: seed of the noise, for simulations that must be repeatable; such noise gives no protection. Null
             draws the noise from a secret beside the checkpoints.
@@ -96,7 +90,6 @@ class ClientPrivacy(Privacy):
     target_epsilon: float | None = None
     delta: float | None = None
     clip_norm: float | None = None
-    second_clip_norm: float | None = None
     weight_cap: int | None = None
     adaptive: bool = False
     initial_clip_norm: float = 0.1
@@ -104,7 +97,6 @@ class ClientPrivacy(Privacy):
     clip_lr: float = 0.2
     clip_count_noise: float | None = None
     accountant: Accountant = "pld"
-    noise_scale: float = 1.0
     public_start: bool = False
     noise_seed: int | None = None
 
@@ -117,14 +109,11 @@ class ClientPrivacy(Privacy):
         here = "--model.privacy"
         if self.adaptive and self.clip_norm is not None:
             raise ConfigError(f"{here}.clip_norm is fixed, and adaptive is true; give {here}.initial_clip_norm instead")
-        if self.adaptive and self.second_clip_norm is not None:
-            raise ConfigError(f"{here}.second_clip_norm is fixed, and adaptive is true; leave one of them out")
         if not self.adaptive and self.clip_norm is None:
             raise ConfigError(f"{here}.clip_norm is missing, the largest norm of a client's change; give a number > 0, "
                               f"or {here}.adaptive true")  # fmt: skip
-        positive = dict.fromkeys(("clip_norm", "second_clip_norm", "initial_clip_norm", "clip_count_noise"), "> 0")
-        shares = {"clip_quantile": "(0, 1)", "noise_scale": "(0, 1]"}
-        check_settings(self, positive | shares, here, weight_cap=">= 1", clip_lr=">= 0")
+        positive = dict.fromkeys(("clip_norm", "initial_clip_norm", "clip_count_noise"), "> 0")
+        check_settings(self, positive, here, clip_quantile="(0, 1)", weight_cap=">= 1", clip_lr=">= 0")
 
     def around(self, algorithm: Any) -> AlgorithmWrapper:
         return PrivateAverage(algorithm, self)
@@ -163,16 +152,13 @@ class PrivateAverage(Private):
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
     ) -> tuple[Message, Tree, Leaves]:
         """The message with its delta scaled down to the bound."""
-        bounds = self._bounds(shared.own)
+        bound: Tensor = shared.own.clip_norm
         reference = reference_of(self.inner, self.broadcast_view(ctx, shared), message.value)
         changes = delta_of(message.value, reference)
-        parts, leaves = self._parts(changes), tree.leaves(changes)
-        pairs = list(zip(leaves, tree.leaves(reference), strict=True))
-        mine = [[pair for pair, part in zip(pairs, parts, strict=True) if part == one] for one in range(len(bounds))]
-        factors = torch.stack([_factor(some, bound) for some, bound in zip(mine, bounds, strict=True)])
-        told = [leaf * factors[part] for leaf, part in zip(leaves, parts, strict=True)]
-        value = with_delta(message.value, reference, changes, tree.rebuild(changes, told))
-        clipped = (factors.min() < 1).double()
+        factor = clip_factor(tree.norm(changes), bound, bound_before_rounding(bound, tree.leaves(reference)))
+        told = tree.map_leaves(lambda leaf: leaf * factor, changes)
+        value = with_delta(message.value, reference, changes, told)
+        clipped = (factor < 1).double()
         message = message._replace(weight=message.weight.clamp(max=self.privacy.largest_weight))
         if self.privacy.adaptive:
             bits = tree.bits(value) if message.bits_up is None else message.bits_up
@@ -186,7 +172,7 @@ class PrivateAverage(Private):
         usual = ctx.sampling_probability * ctx.total_weight
         share, mean, bound = reduced.weight / usual, reduced.value, own.clip_norm
         noise = self._noise(ctx) if float(own.releases) == 0 else float(own.noise_multiplier)
-        unit = privacy.noise_scale * privacy.largest_weight / usual  # deviation at a multiplier and a bound of 1
+        unit = privacy.largest_weight / usual  # deviation at a multiplier and a bound of 1
         of_models = noise
         if privacy.adaptive:
             of_counts, mean, within = self._count_noise(ctx), mean.value, mean.within
@@ -198,15 +184,11 @@ class PrivateAverage(Private):
         value = tree.map_leaves(lambda new, old: share * new + (1 - share) * old.double(), mean, reference)
         noise_share = torch.zeros_like(bound)
         if noise:
-            bounds = self._bounds(own)
-            several = [unit * of_models * math.sqrt(len(bounds)) * one for one in bounds]
-            deviations = [several[part] for part in self._parts(value)]
-            leaves = tree.leaves(value)
+            std, leaves = unit * of_models * own.clip_norm, tree.leaves(value)
             drawn = _drawn(ctx, "models", sum(leaf.numel() for leaf in leaves)).split([leaf.numel() for leaf in leaves])
-            noise_of = zip(leaves, deviations, drawn, strict=True)
-            leaves = [leaf + std * one.view(leaf.shape).to(leaf.device) for leaf, std, one in noise_of]
-            value = tree.rebuild(value, leaves)
-            variance = sum(std**2 * leaf.numel() for leaf, std in zip(leaves, deviations, strict=True))
+            noise_of = zip(leaves, drawn, strict=True)
+            value = tree.rebuild(value, [leaf + std * one.view(leaf.shape).to(leaf.device) for leaf, one in noise_of])
+            variance = sum(std**2 * leaf.numel() for leaf in leaves)
             noise_share = torch.sqrt(variance) / tree.norm(delta_of(value, reference))
         new = Released(bound, torch.full_like(bound, noise), own.releases + 1, noise_share)
         return Reduced(value, torch.full_like(reduced.weight, usual)), new
@@ -218,15 +200,6 @@ class PrivateAverage(Private):
     def client_view(self, own: Released, client_id: int) -> Released:
         """The bound, which clients need for clipping."""
         return Released(own.clip_norm, NOT_SENT, NOT_SENT, NOT_SENT)
-
-    def _bounds(self, own: Released) -> list[Tensor]:
-        """The bound of the whole message, or of its models and of its other leaves."""
-        second = self.privacy.second_clip_norm
-        return [own.clip_norm] if second is None else [own.clip_norm, torch.full_like(own.clip_norm, second)]
-
-    def _parts(self, value: Tree) -> list[int]:
-        """Index of the bound of each leaf."""
-        return _beside_models(value) if self.privacy.second_clip_norm is not None else [0] * len(tree.leaves(value))
 
     def _noise(self, ctx: Context) -> float:
         """z: the given value, or the one that meets the target over all rounds."""
@@ -266,10 +239,8 @@ class PrivateAverage(Private):
     def guarantee(self, ctx: Context, own: Released, exact: bool = True) -> dict[str, Any]:
         """ε for adding or removing one client with all of its samples."""
         privacy, noise, releases = self.privacy, float(own.noise_multiplier), int(own.releases)
-        imitated = privacy.noise_scale < 1
-        name = "epsilon_of_larger_cohort" if imitated else "epsilon"
-        found = {name: self._epsilon(ctx, noise, releases, exact), "delta": privacy.charged}
-        if privacy.accountant == "pld" and not imitated:
+        found: dict[str, Any] = {"epsilon": self._epsilon(ctx, noise, releases, exact), "delta": privacy.charged}
+        if privacy.accountant == "pld":
             found["epsilon_rdp"] = epsilon_of_releases(
                 ctx.sampling_probability, noise, releases, privacy.charged, "rdp"
             )
@@ -282,24 +253,8 @@ class PrivateAverage(Private):
 _noise_for = lru_cache(maxsize=8)(noise_for_releases)
 
 
-def _factor(pairs: list[tuple[Tensor, Tensor]], bound: Tensor) -> Tensor:
-    """Clipping factor for the changes of some leaves, given their reference, [] float64, with a margin for rounding."""
-    changes, olds = map(list, zip(*pairs, strict=True))
-    return clip_factor(tree.norm(changes), bound, bound_before_rounding(bound, olds))
-
-
 def _drawn(ctx: Context, purpose: str, count: int) -> Tensor:
     """Standard normal numbers of the server, [count] float64 on the CPU: the same on every rank and device."""
     assert ctx.secret is not None
     nobody = torch.zeros((), dtype=torch.int64)
     return protecting_normals(ctx.secret, ctx.round_idx, nobody, f"central/{ctx.phase}/{purpose}", count)
-
-
-def _beside_models(value: Tree) -> list[int]:
-    """For each leaf, in the order of `tree.leaves`: 0 in a model, 1 beside models."""
-    if isinstance(value, ModelState):
-        return [0] * len(tree.leaves(value))
-    if isinstance(value, dict | tuple | list):
-        parts = value.values() if isinstance(value, dict) else value
-        return [one for part in parts for one in _beside_models(part)]
-    return [] if value is None else [1]

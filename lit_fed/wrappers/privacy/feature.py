@@ -98,10 +98,6 @@ class PrivacyFeature(Feature):
             "--model.privacy.weight_cap caps weights by samples, and --model.weighting is uniform; leave one of them "
             "out"
         ),
-        "second_bound !second_part": (
-            "--model.privacy.second_clip_norm bounds what is sent beside models, and {name} sends nothing else; leave "
-            "it out"
-        ),
         "noisy_messages by_samples": (
             "--model.weighting is samples, which tells how many each client has, and --model.privacy LocalPrivacy "
             "hides its data; leave --model.weighting out"
@@ -139,7 +135,6 @@ class PrivacyFeature(Feature):
             "noisy_messages": privacy.noises_messages,
             "fixed_denominator": privacy.fixes_denominator,
             "capped": privacy.weight_cap is not None,
-            "second_bound": getattr(privacy, "second_clip_norm", None) is not None,
             "mixture_noise": getattr(privacy, "mixture_noise", None) is not None,
             "noise_by_target": privacy.target_epsilon is not None and (privacy.noises_steps or privacy.noises_messages),
         }
@@ -233,11 +228,11 @@ class PrivacyFeature(Feature):
         return guarantee | both | {"delta": guarantee["delta"] + start["delta"], "epsilon_of_start": start["epsilon"]}
 
     def spent(self, federation: Any, start: dict[str, Any] | None, *, starts: bool) -> dict[str, Any] | None:
-        """The guarantee in short; one of an imitated population promises nothing."""
+        """The guarantee in short."""
         guarantee = self.guarantee(federation, start, starts=starts, exact=False)
         names = ("epsilon", "delta", "unit", "adjacency")
         public = {"public_start": True} if guarantee["not_covered"].endswith(OF_PUBLIC_START) else {}
-        return {name: guarantee[name] for name in names} | public if "epsilon" in guarantee else None
+        return {name: guarantee[name] for name in names} | public
 
 
 def _is_spent(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Four forms of MixtureADMM's round in NumPy: logistic regression, written from the update rules alone.
+"""Three forms of MixtureADMM's round in NumPy: logistic regression, written from the update rules alone.
 
 A model is a vector [d + 1] whose last entry is the bias. Sums over clients are taken anew, over whole models.
 """
@@ -28,34 +28,25 @@ class Solver:
 
 def start(theta, N):
     """The state before the first round."""
-    zero = np.zeros_like(theta)
-    return {"x": [theta] * N, "copy": [theta] * N, "y_i": [zero] * N, "z": theta, "y": zero}
+    return {"x": [theta] * N, "z": theta, "y": np.zeros_like(theta)}
 
 
-def mixture_admm_round(state, solve, *, form, lam, rho=0.0, beta=0.0, rho_i=0.0, present=None):
+def mixture_admm_round(state, solve, *, form, lam, rho=0.0, beta=0.0, present=None):
     """One round of one form; absent clients keep everything."""
-    x, copy, y_i = list(state["x"]), list(state["copy"]), list(state["y_i"])
+    x = list(state["x"])
     z, y, N, zero = state["z"], state["y"], len(state["x"]), np.zeros_like(state["z"])
     present = range(N) if present is None else present
     if form == "alternating_prox":
         for i in present:
             x[i] = solve(i, x[i], [(lam, z)])
         return state | {"x": x, "z": np.mean(x, axis=0)}
-    if form in ("jacobi", "gauss_seidel"):
-        for i in present:
-            seen = state["x"] if form == "jacobi" else x
-            others = sum(seen[j] for j in range(N) if j != i)
-            x[i] = solve(i, x[i], [(lam, zero), (rho, N * z - others)], y)
-        total = sum(x)
-    else:
-        for i in present:
-            x[i] = solve(i, x[i], [(lam, zero), (rho_i, copy[i])], y_i[i])
-            others = sum(state["copy"][j] for j in range(N) if j != i)
-            copy[i] = (rho_i * x[i] + y - y_i[i] + rho * (N * z - others)) / (rho_i + rho)
-            y_i[i] = y_i[i] + beta * (copy[i] - x[i])
-        total = sum(copy)
+    for i in present:
+        seen = state["x"] if form == "jacobi" else x
+        others = sum(seen[j] for j in range(N) if j != i)
+        x[i] = solve(i, x[i], [(lam, zero), (rho, N * z - others)], y)
+    total = sum(x)
     z = (rho * total - y) / (rho * N - lam)
-    return {"x": x, "copy": copy, "y_i": y_i, "z": z, "y": y + beta * (N * z - total)}
+    return {"x": x, "z": z, "y": y + beta * (N * z - total)}
 
 
 def mixture_solution(clients, lam, *, bias=True):
