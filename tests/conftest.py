@@ -30,6 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--drawn", metavar="TEXT", help=f"run long tests of about {DRAWN_SECONDS} s as well, drawn by a text"
     )
+    parser.addoption(
+        "--public-names", action="store_true", help="run as with a PyTorch that has no private names that speed uses"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from federated_round import Federation, Scale, run_rounds
 
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.clients import SequentialTrainer, VectorizedTrainer, vectorized
 from lit_fed.core.solvers import newton
 from lit_fed.models import Linear
 
@@ -46,6 +46,19 @@ def _prepared(shared_folder):
     gc.freeze()
     yield
     gc.unfreeze()  # or libraries complain of what is left at the end of the process
+
+
+@pytest.fixture
+def public_names(monkeypatch):
+    """A PyTorch without the private names that speed uses."""
+    monkeypatch.setattr(vectorized, "_private_layer", lambda: None)
+    monkeypatch.delattr(torch, "_foreach_copy_")
+
+
+@pytest.fixture(autouse=True)
+def _public_names_alone(request):
+    if request.config.getoption("--public-names"):
+        request.getfixturevalue("public_names")
 
 
 @pytest.fixture(autouse=True)

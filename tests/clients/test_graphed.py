@@ -67,9 +67,9 @@ def test_the_device_of_a_module_decides(monkeypatch):
 
 
 @pytest.mark.parametrize("names", ["private", "public"])
-def test_tensors_are_copied_by_type(names, monkeypatch):
+def test_tensors_are_copied_by_type(names, request):
     if names == "public":
-        monkeypatch.delattr(torch, "_foreach_copy_")
+        request.getfixturevalue("public_names")
     sources = [torch.arange(3.0), torch.ones(2, dtype=torch.int64), torch.rand(2, 2)]
     targets = [torch.zeros_like(one) for one in sources]
     graphed._copy(targets, sources)

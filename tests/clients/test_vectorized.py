@@ -17,15 +17,16 @@ from federated_round import (
     small_mlp,
 )
 from torch import nn
+from torch._functorch import predispatch
 from torch.func import vmap
 
-from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local, OfficialFedEM
+from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local, OfficialFedEM, PFedMe
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer, vectorized
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ClientBlock, LocalWork, ModelState, Phase, Split
 from lit_fed.errors import ClientError, ConfigError
-from lit_fed.models import LeafCNN, Linear
+from lit_fed.models import MLP, LeafCNN, Linear
 from lit_fed.serving import client_scores, predict_job
 
 ALGORITHMS = [FedAvg(), FedAvgPlus(), FedEM(), OfficialFedEM(num_components=2), Local()]
@@ -300,11 +301,22 @@ def test_samples_are_served_wherever_they_lie(sizes, client_ids, rows_per_pass):
     assert expected[:, 0].tolist() == [sizes[one] for one in client_ids]
 
 
+LOOKED_UP = vectorized._private_layer.__wrapped__
+
+
+@pytest.fixture(params=["private", "public"])
+def names(request):
+    """With the steps of vmap that PyTorch keeps private, and without them."""
+    if request.param == "public":
+        request.getfixturevalue("public_names")
+
+
 def step(models, rows, x):
     parameters = {name: leaf + rows.sum() * x for name, leaf in models.parameters.items()}
     return ModelState(parameters, {"constant": torch.ones(2)}), (rows.max(),), None
 
 
+@pytest.mark.usefixtures("names")
 def test_it_is_vmap():
     models = ModelState({"w": torch.arange(6.0).view(3, 2)}, {})
     rows, x = torch.arange(3), torch.tensor([1.0, 2.0, 3.0])
@@ -314,10 +326,12 @@ def test_it_is_vmap():
     assert found[0].buffers["constant"].shape == (3, 2)
 
 
+@pytest.mark.usefixtures("names")
 def test_none_is_an_empty_tree():
     assert vectorized.vmap_clients(lambda x, none: x if none is None else -x, torch.ones(2), None).tolist() == [1, 1]
 
 
+@pytest.mark.usefixtures("names")
 def test_an_error_leaves_nothing_behind():
     def fail(x):
         raise ValueError("no such thing")
@@ -327,6 +341,32 @@ def test_an_error_leaves_nothing_behind():
     assert not torch._C._are_functorch_transforms_active()
 
 
+@pytest.mark.usefixtures("names")
 def test_random_draws_are_refused_as_by_vmap():
     with pytest.raises(RuntimeError, match="randomness"):
         vectorized.vmap_clients(lambda x: x + torch.randn(()), torch.ones(2))
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(num_components=2), PFedMe()], ids=lambda one: type(one).__name__)
+def test_rounds_by_public_names_are_the_same_bit_for_bit(algorithm, request):
+    def after_rounds():
+        task = make_task(MULTICLASS, network=lambda shape, outputs: MLP(shape, outputs, (8,)))
+        federation = run_rounds(algorithm, VectorizedTrainer(), make_clients([9, 5, 7], target=MULTICLASS), task=task)
+        return federation.shared, federation.states
+
+    before = after_rounds()
+    request.getfixturevalue("public_names")
+    assert same_bits(before, after_rounds())
+
+
+def test_private_steps_are_left_alone_where_they_are_gone_or_others(monkeypatch):
+    found = LOOKED_UP
+    assert found() is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(torch._C._functorch, "_add_batch_dim", lambda leaf, level: leaf)
+        assert found() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(torch._C._functorch, "_remove_batch_dim", lambda leaf, level, size, place: leaf)
+        assert found() is None
+    monkeypatch.delattr(predispatch, "lazy_load_decompositions")
+    assert found() is None
