@@ -56,8 +56,6 @@ class VectorizedTrainer:
 
     def __init__(self, chunk_bytes: int | None = None, rows_per_pass: int = 32768) -> None:
         self.chunk_bytes, self.rows_per_pass = chunk_bytes, rows_per_pass
-        # reused: the page faults of a fresh large tensor cost several times the copy itself
-        self._buffer = torch.empty(0)
 
     def check(self, network: nn.Module) -> None:
         """Refuse layers that depend on the order of random draws, or that are slow or impossible under vmap."""
@@ -204,12 +202,12 @@ class VectorizedTrainer:
 
         def advanced(work: Any, members: Tensor | slice, counts: Tensor, position: int) -> Any:
             chosen = (members, position, slice(None), slice(0, max(int(counts.max()), 1)))
-            batch = self._batch(job.block.data, rows[chosen], plan.index[chosen], mask[chosen])
+            batch = _batch(job.block.data, rows[chosen], plan.index[chosen], mask[chosen])
             if ctx.augmentation is not None:
                 batch = _augmented(job, batch, ids[members], counts, position)
             return vmap_clients(step, work, batch, ids[members])
 
-        before, finished = work, []
+        finished = []
         active = len(plan.counts)
         for position, now in enumerate(active_at):
             if now < active:  # the others are done
@@ -220,29 +218,9 @@ class VectorizedTrainer:
                 work = advanced(work, slice(0, active), counts, position)
                 continue
             work = _by_width(work, counts, partial(advanced, position=position))
-        if not finished:
-            return work
-        return tree.map_leaves(_joined, before, work, *reversed(finished))
-
-    def _batch(self, data: Split, rows: Tensor, index: Tensor, mask: Tensor) -> Batch:
-        """Batch of the active clients, leaves [A, B, ...] or [A, K, B, ...]; valid until the next call."""
-        shape = index.shape if index.shape[1] > 1 else (index.shape[0], index.shape[2])
-        flat = rows.flatten()
-        x = self._gather(data.x, flat).view(*shape, *data.x.shape[1:])
-        y = data.y.index_select(0, flat).view(*shape, *data.y.shape[1:])
-        return Batch(x, y, index.reshape(shape), mask.reshape(shape))
+        return tree.map_leaves(lambda *parts: torch.cat(parts), work, *reversed(finished)) if finished else work
 
     # ------------------------------------------------------------------ samples without a client axis
-    def _gather(self, x: Tensor, rows: Tensor | slice) -> Tensor:
-        """Rows of x: a view for a slice, else a copy in the buffer."""
-        if isinstance(rows, slice):
-            return x[rows]
-        wanted = len(rows) * x[:1].numel()
-        if self._buffer.numel() < wanted or self._buffer.dtype != x.dtype or self._buffer.device != x.device:
-            self._buffer = torch.empty(wanted, dtype=x.dtype, device=x.device)
-        out = self._buffer[:wanted].view(len(rows), *x.shape[1:])
-        return torch.index_select(x, 0, rows, out=out)
-
     def _shared_losses(self, job: TrainJob, data: Split, client_ids: Tensor) -> tuple[Tensor | None, Tensor]:
         """Losses [M, n] of all samples of the block in the order of the data, and the start of each client.
 
@@ -259,7 +237,7 @@ class VectorizedTrainer:
             hi = min(lo + self.rows_per_pass, total)
             some = rows[lo:hi] if isinstance(rows, Tensor) else slice(rows.start + lo, rows.start + hi)
             try:
-                x, y = self._gather(data.x, some), data.y[some]
+                x, y = data.x[some], data.y[some]
                 if not total:  # some layers refuse an empty batch: a row of zeros in place of none
                     x, y = (one.new_zeros(1, *one.shape[1:]) for one in (data.x, data.y))
                 index, mask = torch.arange(len(x), device=x.device), torch.ones(len(x), device=x.device)
@@ -300,7 +278,7 @@ class VectorizedTrainer:
             rows = _rows(starts, sizes, data.x.device)
         else:
             rows = _ragged(starts, sizes).flatten().to(data.x.device)
-        x, y = self._gather(data.x, rows), data.y[rows].view(*shape, *data.y.shape[1:])
+        x, y = data.x[rows], data.y[rows].view(*shape, *data.y.shape[1:])
         outputs = job.algorithm.shared_outputs(job.ctx, job.shared, x)
         outputs = tree.map_leaves(lambda leaf: leaf.view(*shape, *leaf.shape[1:]), outputs)
 
@@ -365,15 +343,11 @@ def _by_width(work: Any, counts: Tensor, advanced: Callable[[Any, Tensor, Tensor
     return tree.map_leaves(lambda *leaves: torch.cat(leaves)[order.to(leaves[0].device)], *parts)
 
 
-def _joined(whole: Tensor, *parts: Tensor) -> Tensor:
-    """The concatenated parts, or `whole` itself if the parts are unchanged slices of it."""
-    row = 0
-    for part in parts:
-        same = whole[row : row + len(part)]
-        if (part.data_ptr(), part.stride(), part.shape) != (same.data_ptr(), same.stride(), same.shape):
-            return torch.cat(parts)
-        row += len(part)
-    return whole
+def _batch(data: Split, rows: Tensor, index: Tensor, mask: Tensor) -> Batch:
+    """Batch of the active clients, leaves [A, B, ...] or [A, K, B, ...]."""
+    shape = index.shape if index.shape[1] > 1 else (index.shape[0], index.shape[2])
+    x, y = (whole.index_select(0, rows.flatten()).view(*shape, *whole.shape[1:]) for whole in (data.x, data.y))
+    return Batch(x, y, index.reshape(shape), mask.reshape(shape))
 
 
 def _blame(job: TrainJob, stage: str, error: Exception) -> ClientError:

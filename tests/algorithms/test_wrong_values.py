@@ -107,7 +107,7 @@ WRONG = [
     (
         "MixtureADMM",
         {"form": "parallel"},
-        "form is parallel; give alternating_prox, jacobi, copies or gauss_seidel",
+        "form is parallel; give alternating_prox, jacobi or gauss_seidel",
     ),
     ("MixtureADMM", {"penalty_weight": 0.0}, r"penalty_weight is 0\.0; give a number > 0, or null"),
     ("MixtureADMM", {"dual_step": -0.5}, r"dual_step is -0\.5; give a number > 0, or null"),

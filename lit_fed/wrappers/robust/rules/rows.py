@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -128,45 +128,11 @@ def distances_from(gram: Tensor, sums: Tensor) -> Tensor:
     return (gram.diagonal() - 2 * products + sums @ products).clamp(min=0).sqrt()
 
 
-MOST_ROWS = 128
-"""Beyond it sorting place by place is faster, and on other devices than a CPU it always is."""
-
-
-@lru_cache
-def comparisons(num_rows: int) -> tuple[tuple[int, int], ...]:
-    """A sorting network: pairs i < j of rows, in order, whose smaller number moves to i.
-
-    Example:
-        >>> comparisons(3)
-        ((0, 2), (0, 1), (1, 2))
-    """
-    return tuple(_merge_exchange(num_rows))
-
-
-def _merge_exchange(n: int) -> Iterator[tuple[int, int]]:
-    top = 1 << max((n - 1).bit_length() - 1, 0)
-    p = top
-    while p:
-        q, r, d = top, 0, p
-        while True:
-            yield from ((i, i + d) for i in range(n - d) if i & p == r)
-            if q == p:
-                break
-            d, q, r = q - p, q // 2, p
-        p //= 2
-
-
 def sorted_rows(piece: Tensor) -> list[Tensor]:
     """The numbers of each coordinate in order: m rows [p] of a piece [m, p], which is not modified."""
-    if len(piece) > MOST_ROWS or piece.device.type != "cpu":
-        return list(piece.sort(0).values.unbind())
-    rows, spare = list(piece.clone().unbind()), torch.empty_like(piece[0])
-    for low, high in comparisons(len(rows)):
-        first, second = rows[low], rows[high]
-        torch.minimum(first, second, out=spare)
-        torch.maximum(first, second, out=second)
-        rows[low], spare = spare, first
-    return rows
+    if piece.device.type == "cpu":  # several times as fast as torch's
+        return list(torch.from_numpy(np.sort(piece.numpy(), axis=0)).unbind())
+    return list(piece.sort(0).values.unbind())
 
 
 def within(piece: Tensor, low: Tensor, high: Tensor) -> Tensor:
