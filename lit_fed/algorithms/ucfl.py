@@ -41,6 +41,9 @@ from lit_fed.errors import check_settings
 
 __all__ = ["UCFL", "ServedUser", "Similarity", "Statistics", "UserCentric", "user_weights"]
 
+MIN_VARIANCE = 1e-12
+"""A smaller σ_i², as of a single sample, counts as unknown: the mean of the known ones replaces it, at least this."""
+
 
 class Statistics(NamedTuple):
     """A client's measurement at a model: the gradient of its loss, and its variance (Eq. 7)."""
@@ -86,13 +89,11 @@ class UCFL(Served[UserCentric, ServedUser, UserRun]):
         warmup_rounds: rounds of FedAvg before similarity is measured; gradients at random models carry little
             information.
         num_batches: K, number of batches whose gradients give the variance.
-        min_variance: a smaller σ_i² counts as unknown, and is replaced by the mean of the known ones, at least this.
     """
 
     num_streams: int | Literal["personal", "silhouette"] = "silhouette"
     warmup_rounds: int = 5
     num_batches: int = 2
-    min_variance: float = 1e-12
 
     in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
@@ -106,7 +107,7 @@ class UCFL(Served[UserCentric, ServedUser, UserRun]):
         number = self.num_streams
         known = number >= 1 if isinstance(number, int) else number in ("personal", "silhouette")
         streams = known, "a whole number >= 1, personal or silhouette"
-        check_settings(self, num_streams=streams, warmup_rounds=">= 0", num_batches=">= 2", min_variance="> 0")
+        check_settings(self, num_streams=streams, warmup_rounds=">= 0", num_batches=">= 2")
 
     def shared_init(self, ctx: Context) -> UserCentric:
         """One model for all; similarity is unknown."""
@@ -139,13 +140,13 @@ class UCFL(Served[UserCentric, ServedUser, UserRun]):
         if isinstance(work, LocalRun):
             return local_result(ctx, work, data, state=state)
         if ctx.phase == "adapt":
-            state = ServedUser(_closest_user(shared.similarity, work, self.min_variance))
+            state = ServedUser(_closest_user(shared.similarity, work))
         return ClientResult(Message(work, ctx.client_weight(data)), state, {})
 
     def server_step(self, ctx: Context, shared: UserCentric, reduced: Reduced, client_ids: Tensor) -> UserCentric:
         """θ_i^t <- Σ_j w_ij θ_j^t-1/2 (Eq. 5); in the special round w_i (Eq. 6) and the streams (Section III-B)."""
         if ctx.phase == "similarity":
-            found = _measured_similarity(reduced, self.num_streams, self.min_variance)
+            found = _measured_similarity(reduced, self.num_streams)
             return UserCentric(shared.peers, found, tree.index(shared.peers.each, 0))
         return shared._replace(peers=_served_models(ctx, shared.similarity, shared.peers, reduced, client_ids))
 
@@ -216,10 +217,10 @@ def _batch_numbers(ctx: Context, data: ClientData, num_batches: int) -> Tensor:
     return torch.argsort(order) % num_batches
 
 
-def _closest_user(known: Similarity, found: Statistics, min_variance: float) -> Tensor:
+def _closest_user(known: Similarity, found: Statistics) -> Tensor:
     """The client whose row is closest to that of an unseen client who measured this, [] int64."""
     gradient, variance = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), found)
-    row = user_weights(gradient, variance, (known.gradients, known.variances), known.weight, min_variance)
+    row = user_weights(gradient, variance, (known.gradients, known.variances), known.weight)
     return (known.rows - row).square().sum(1).argmin()
 
 
@@ -235,9 +236,7 @@ def _who_differ(rows: Tensor) -> Tensor:
     return clients[: len(different)].scatter_reduce(0, same, clients, "amin", include_self=False).sort().values
 
 
-def user_weights(
-    gradients: Tree, variances: Tensor, of_clients: tuple[Tree, Tensor], weight: Tensor, min_variance: float
-) -> Tensor:
+def user_weights(gradients: Tree, variances: Tensor, of_clients: tuple[Tree, Tensor], weight: Tensor) -> Tensor:
     """Weights of clients for users: the rows w_i of Eq. 6, [R, T] float64, each with sum 1.
 
     Args:
@@ -245,31 +244,28 @@ def user_weights(
         variances: σ² of the users, [R].
         of_clients: the same of the T clients.
         weight: n_j of the clients, [T].
-        min_variance: smaller variances, as of a single sample, are replaced by the mean of the others.
 
     Example:
         >>> g, variance, n = {"w": torch.tensor([[0.0], [-12.0]])}, torch.tensor([36.0, 144.0]), torch.ones(2)
-        >>> [round(one, 8) for one in user_weights(g, variance, (g, variance), n, 1e-12)[0].tolist()]
+        >>> [round(one, 8) for one in user_weights(g, variance, (g, variance), n)[0].tolist()]
         [0.73105858, 0.26894142]
     """
-    users, clients = (_deviation(one, of_clients[1], min_variance) for one in (variances, of_clients[1]))
+    users, clients = (_deviation(one, of_clients[1]) for one in (variances, of_clients[1]))
     distance = square_distances(gradients, of_clients[0])
     return torch.softmax(weight.double().log() - distance / (2 * users[:, None] * clients), dim=1)
 
 
-def _deviation(variances: Tensor, of_clients: Tensor, min_variance: float) -> Tensor:
+def _deviation(variances: Tensor, of_clients: Tensor) -> Tensor:
     """σ, with the mean variance in place of unknown ones."""
-    known = (of_clients >= min_variance).double()
-    mean = (of_clients.double() @ known / known.sum().clamp(min=1)).clamp(min=min_variance)
-    return torch.where(variances >= min_variance, variances.double(), mean).sqrt()
+    known = (of_clients >= MIN_VARIANCE).double()
+    mean = (of_clients.double() @ known / known.sum().clamp(min=1)).clamp(min=MIN_VARIANCE)
+    return torch.where(variances >= MIN_VARIANCE, variances.double(), mean).sqrt()
 
 
-def _measured_similarity(
-    reduced: Reduced, num_streams: int | Literal["personal", "silhouette"], min_variance: float
-) -> Similarity:
+def _measured_similarity(reduced: Reduced, num_streams: int | Literal["personal", "silhouette"]) -> Similarity:
     """The rows of Eq. 6 and the streams of Section III-B, from the gradients and variances of all clients."""
     gradients, variances = reduced.value
-    rows = user_weights(gradients, variances, (gradients, variances), reduced.weight, min_variance)
+    rows = user_weights(gradients, variances, (gradients, variances), reduced.weight)
     stream = _streams_of(rows, num_streams)
     return Similarity(_stream_rows(rows, stream), stream, gradients, variances, reduced.weight)
 

@@ -46,6 +46,7 @@ GONE: dict[str, str] = {
     "model.algorithm.personal_l2": "leave it out; --model.solver.weight_decay is on all leaves",
     "model.algorithm.most_models": "leave it out; a client of FedeRiCo predicts with all models, as in the paper",
     "model.algorithm.refresh_at_eval": "leave it out; the local variable of a seen client is that of its last round",
+    "model.algorithm.min_variance": "leave it out; UCFL takes 1e-12",
     "model.algorithm.copy_weight": "leave it out; form copies of MixtureADMM is gone, jacobi is the other parallel one",
     "model.algorithm.redrawn_duals": "leave it out; GADMM keeps the multipliers after a new draw",
     **dict.fromkeys(
@@ -79,6 +80,7 @@ UNSET: dict[str, dict[str, Any]] = {
     "GADMM": {"redrawn_duals": "warm", "unseen_epochs": 1},
     "MixtureADMM": {"copy_weight": None, "unseen_epochs": 1},
     "SurrogateOptimization": {"refresh_at_eval": False},
+    "UCFL": {"min_variance": 1e-12},
     "UnseenClientEvaluation": {"every_n_evaluations": 1},
     "ClientPrivacy": {"second_clip_norm": None, "noise_scale": 1.0},
 }

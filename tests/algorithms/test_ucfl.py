@@ -114,17 +114,6 @@ def test_weights_of_two_quadratics(client_trainer):
 
 
 # ---------------------------------------------------------------------- the limits of Section III
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-@pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
-def test_large_variances_are_fedavg(weighting, aggregation, client_trainer):
-    options = {"aggregation": aggregation, "weighting": weighting, "train": make_clients(SIZES)}
-    options |= {"cohorts": COHORTS, "rounds": 5, "trainer": client_trainer}
-    federation = run_rounds(UCFL(1, warmup_rounds=0, min_variance=1e30), **options)
-    plain = run_rounds(FedAvg(), **options)
-    for own in thetas_of(federation):
-        assert distance(torch.from_numpy(own), plain.weights[0]) < 1e-12
-
-
 def test_the_warm_up_is_fedavg(client_trainer):
     options = {"train": make_clients(SIZES), "cohorts": COHORTS, "rounds": 5, "solver": LocalSolver(momentum=0.9)}
     federation = run_rounds(UCFL(warmup_rounds=5), client_trainer, **options)

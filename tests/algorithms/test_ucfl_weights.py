@@ -114,7 +114,7 @@ def random_gradients(count, seed=0):
 def test_weights_are_those_of_the_equation():
     gradients, variances = random_gradients(4), torch.tensor([1.0, 2.0, 0.5, 3.0]).double()
     weight = torch.tensor([3.0, 1.0, 2.0, 7.0]).double()
-    found = user_weights(gradients, variances, (gradients, variances), weight, 1e-12)
+    found = user_weights(gradients, variances, (gradients, variances), weight)
     points = torch.cat([leaf.flatten(1) for leaf in gradients.values()], 1)
     for i in range(4):
         raw = [
@@ -129,15 +129,15 @@ def test_weights_are_those_of_the_equation():
 def test_an_unknown_variance_is_the_mean_of_the_others():
     gradients, weight = random_gradients(3), torch.ones(3)
     unknown, known = (torch.tensor([1.0, one, 3.0]).double() for one in (0.0, 2.0))
-    found, expected = (user_weights(gradients, one, (gradients, one), weight, 1e-12) for one in (unknown, known))
+    found, expected = (user_weights(gradients, one, (gradients, one), weight) for one in (unknown, known))
     assert distance(found, expected) < 1e-12
-    none = user_weights(gradients, 0 * known, (gradients, 0 * known), weight, 1e-12)
+    none = user_weights(gradients, 0 * known, (gradients, 0 * known), weight)
     assert distance(none, torch.eye(3).double()) == 0
 
 
 def test_clients_without_samples_count_for_nobody():
     gradients, variances = random_gradients(3), torch.ones(3).double()
-    found = user_weights(gradients, variances, (gradients, variances), torch.tensor([1.0, 0.0, 2.0]), 1e-12)
+    found = user_weights(gradients, variances, (gradients, variances), torch.tensor([1.0, 0.0, 2.0]))
     assert (found[:, 1] == 0).all()
     assert found.isfinite().all()
 
@@ -145,9 +145,7 @@ def test_clients_without_samples_count_for_nobody():
 def test_a_common_part_of_gradients_costs_no_digits():
     gradients, variances = random_gradients(4), torch.ones(4).double()
     shifted = {name: leaf + 1e5 for name, leaf in gradients.items()}
-    one, other = (
-        user_weights(each, variances, (each, variances), torch.ones(4), 1e-12) for each in (gradients, shifted)
-    )
+    one, other = (user_weights(each, variances, (each, variances), torch.ones(4)) for each in (gradients, shifted))
     assert distance(one, other) < 1e-9
 
 
@@ -157,9 +155,9 @@ def test_weights_of_unseen_clients_under_vmap():
 
     def row(gradient, variance):
         one = {name: leaf[None] for name, leaf in gradient.items()}
-        return user_weights(one, variance.view(1), (gradients, variances), weight, 1e-12)[0]
+        return user_weights(one, variance.view(1), (gradients, variances), weight)[0]
 
-    expected = user_weights(new, spread, (gradients, variances), weight, 1e-12)
+    expected = user_weights(new, spread, (gradients, variances), weight)
     assert distance(vmap(row)(new, spread), expected) < 1e-14
 
 
@@ -245,8 +243,8 @@ def test_too_few_clients_for_a_silhouette(count):
 
 def test_what_is_measured_is_kept():
     gradients, variances, weight = random_gradients(4), torch.ones(4).double(), torch.tensor([1.0, 2.0, 3.0, 4.0])
-    found = _measured_similarity(Reduced((gradients, variances), weight), "personal", 1e-12)
-    assert distance(found.rows, user_weights(gradients, variances, (gradients, variances), weight, 1e-12)) < 1e-15
+    found = _measured_similarity(Reduced((gradients, variances), weight), "personal")
+    assert distance(found.rows, user_weights(gradients, variances, (gradients, variances), weight)) < 1e-15
     assert found.gradients is gradients
     assert torch.equal(found.weight, weight)
 

@@ -174,7 +174,6 @@ WRONG = [
     ("FedALA", {"start_passes": 0}, "start_passes is 0; give a whole number >= 1"),
     ("FedAMP", {"sigma": 0.0}, r"sigma is 0\.0; give a number > 0"),
     ("HeurFedAMP", {"self_attention": 1.1}, r"self_attention is 1\.1; give a number in \[0, 1\]"),
-    ("UCFL", {"min_variance": 0.0}, r"min_variance is 0\.0; give a number > 0"),
 ]
 
 

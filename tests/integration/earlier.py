@@ -1,4 +1,4 @@
-"""Runs of version 0.2: their command lines then and now, and digests of what they leave.
+"""Runs of version 0.2, as they are written today, and digests of what they leave.
 
 `python tests/integration/earlier.py FOLDER` writes the digests of all runs, as they are written today, and
 `options.txt`: the options of every class, as `version_0_2/options.txt` has those of the release 0.2.0.
@@ -60,15 +60,6 @@ RUNS = {
     "resumed": [*RESPONSIBLE, "--data.client_fraction", "0.6"],
 }  # fmt: skip
 """Name of a run → the algorithm and what follows, as they are written today."""
-
-THEN = RUNS | {
-    "by responsibility": ["FedEM", *MIXED],
-    "by samples": ["FedEM", *MIXED, "--model.algorithm.average", "samples", "--data.client_fraction", "0.6"],
-    "clustering first": ["FedEM", *RUNS["clustering first"][1:]],
-    "on two ranks": ["FedEM", *RUNS["on two ranks"][1:]],
-    "resumed": ["FedEM", *RUNS["resumed"][1:]],
-}
-"""The same runs as version 0.2 took them."""
 
 
 def fit(name, arguments, out):
