@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.context import Context
-from lit_fed.core.seeds import generator
+from lit_fed.core.seeds import generator, generators
 from lit_fed.core.types import LocalWork
 from lit_fed.system.machine import require_memory
 
@@ -113,14 +113,14 @@ def make_plan(
         steps = np.ceil(steps * shares - 1e-9).astype(np.int64)
     if work.straggler_fraction and not work.is_whole:
         steps = _with_stragglers(steps, client_ids, work, seed, round_idx, phase)
-    rngs = [generator(seed, round_idx, one, purpose) for one in client_ids]
     if work.sample_rate:
-        return _drawn(sizes, rngs, steps, work)
+        return _drawn(sizes, generators(seed, round_idx, client_ids, purpose), steps, work)
     longest = int(steps.max(initial=0))  # stragglers and clients with a share take fewer
     passes = -(-steps // np.maximum(per_pass, 1))
     room = int((passes * per_pass).max(initial=0))
     index = np.zeros((len(sizes), work.batches_per_step, room * width), dtype=np.int64)
     numbers = (steps, np.minimum(samples, per_pass * widths), passes * per_pass, per_pass, widths)
+    rngs = generators(seed, round_idx, client_ids, purpose)
     each = zip(sizes, rngs, *(one.tolist() for one in numbers), strict=True)  # plain numbers are faster in a loop
     for row, (size, rng, taken, kept, batches, in_a_pass, own) in enumerate(each):
         if taken:

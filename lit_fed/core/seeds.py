@@ -6,16 +6,22 @@ import hashlib
 import json
 import secrets
 import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["SECRET_BYTES", "Secret", "generator", "seed_of", "torch_generator", "uniforms"]
+__all__ = ["SECRET_BYTES", "Secret", "generator", "generators", "seed_of", "torch_generator", "uniforms"]
+
+MANY = 16
+"""Number of generators from which seeding them together is faster."""
 
 WORD = 2**32 - 1
-HALF_WORD = 2**16 - 1
+HALF_WORD, SHIFT = 2**16 - 1, np.uint32(16)
 LOWEST = -(2**31)  # of int32
 
 SECRET_BYTES = 16
@@ -38,6 +44,71 @@ def seed_of(seed: int, round_idx: int, client_id: int, purpose: str) -> np.rando
 def generator(seed: int, round_idx: int, client_id: int, purpose: str) -> np.random.Generator:
     """NumPy generator of the stream (seed, round, client, purpose); -1 is not allowed, use 0 for an unused entry."""
     return np.random.Generator(np.random.PCG64(seed_of(seed, round_idx, client_id, purpose)))
+
+
+def generators(seed: int, round_idx: int, client_ids: Sequence[int], purpose: str) -> list[np.random.Generator]:
+    """`generator` for many clients at once, in a fifth of the time.
+
+    Example:
+        >>> [int(one.integers(100)) for one in generators(0, 1, [2, 3], "plan")]
+        [32, 88]
+        >>> [int(generator(0, 1, one, "plan").integers(100)) for one in (2, 3)]
+        [32, 88]
+    """
+    common = (seed, round_idx, zlib.crc32(purpose.encode()))
+    fit = min(*common, *client_ids, 0) >= 0 and max(*common, *client_ids, 0) < 2**32
+    if len(client_ids) < MANY or not fit:
+        return [generator(seed, round_idx, one, purpose) for one in client_ids]
+    words = np.empty((4, len(client_ids)), dtype=np.uint32)
+    words[:] = [[seed], [round_idx], [0], [common[2]]]
+    words[2] = client_ids
+    hashed = map(_Hashed, _hashed(words))
+    return [np.random.Generator(np.random.PCG64(one)) for one in hashed]  # type: ignore[arg-type]
+
+
+@dataclass(eq=False)
+class _Hashed(np.random.bit_generator.ISeedSequence):
+    """A seed sequence with a precomputed state of four words."""
+
+    state: np.ndarray
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> np.ndarray:
+        """The state for `PCG64`, [4] uint64."""
+        return self.state
+
+
+def _hashed(words: np.ndarray) -> np.ndarray:
+    """`np.random.SeedSequence(words).generate_state(4, np.uint64)` of many at once: words [4, C] to states [C, 4].
+
+    NumPy guarantees that its hash (O'Neill's `seed_seq_fe`) does not change.
+    """
+    constants = iter(POOL_CONSTANTS)
+    pool: list[np.ndarray] = [_hashmix(one, *next(constants)) for one in words]
+    for source in range(4):
+        for target in range(4):
+            if source != target:
+                hashed = _hashmix(pool[source], *next(constants))
+                mixed: np.ndarray = pool[target] * np.uint32(0xCA01F9DD) - hashed * np.uint32(0x4973F715)
+                pool[target] = mixed ^ (mixed >> SHIFT)
+    state = np.stack([_hashmix(pool[position % 4], *pair) for position, pair in enumerate(STATE_CONSTANTS)], axis=1)
+    return state.astype("<u4").view("<u8").astype(np.uint64)
+
+
+def _constants(value: int, factor: int, count: int) -> list[tuple[np.uint32, np.uint32]]:
+    """Powers of a factor times a value, in pairs of neighbours."""
+    words = [value * pow(factor, power, WORD + 1) & WORD for power in range(count + 1)]
+    return [(np.uint32(before), np.uint32(after)) for before, after in pairwise(words)]
+
+
+POOL_CONSTANTS, STATE_CONSTANTS = _constants(0x43B0D7E5, 0x931E8875, 16), _constants(0x8B51F9DD, 0x58F38DED, 8)
+"""Of the words that enter the hash, 4 and each of 4 into the 3 others, and of the 8 that leave it."""
+
+
+def _hashmix(value: np.ndarray, before: np.uint32, after: np.uint32) -> np.ndarray:
+    """The hash of one word of each client."""
+    hashed: np.ndarray = (value ^ before) * after
+    hashed ^= hashed >> SHIFT
+    return hashed
 
 
 def torch_generator(seed: int, round_idx: int, client_id: int, purpose: str) -> torch.Generator:

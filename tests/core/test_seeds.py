@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.core.seeds import generator, seed_of, torch_generator, uniforms
+from lit_fed.core.seeds import generator, generators, seed_of, torch_generator, uniforms
 
 PROGRAM = """
 from lit_fed.core.seeds import generator, torch_generator
@@ -31,6 +31,31 @@ def test_every_part_of_the_name_makes_another_stream():
     assert len(drawn) == len(names)
     torch_drawn = {torch.randint(2**62, (), generator=torch_generator(*name)).item() for name in names}
     assert len(torch_drawn) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("seed", "round_idx", "client_ids"),
+    [
+        (0, 0, range(100)),
+        (2**32 - 1, 2**32 - 1, [2**32 - 1 - one**5 for one in range(50)]),
+        (1, 2, [3, 3, 2]),
+        (1, 2**32, range(20)),
+        (1, 2, []),
+    ],
+    ids=["many", "the largest words", "few", "beyond the words", "none"],
+)
+def test_many_generators_are_those_of_one_client_each(seed, round_idx, client_ids):
+    together = generators(seed, round_idx, list(client_ids), "plan/train")
+    alone = [generator(seed, round_idx, one, "plan/train") for one in client_ids]
+    assert [one.integers(2**63, size=3).tolist() for one in together] == [
+        one.integers(2**63, size=3).tolist() for one in alone
+    ]
+    assert [one.permutation(5).tolist() for one in together] == [one.permutation(5).tolist() for one in alone]
+
+
+def test_a_client_below_zero_has_no_generator_among_many():
+    with pytest.raises(ValueError, match="non-negative"):
+        generators(0, 0, [*range(30), -1], "plan")
 
 
 def test_numbers_are_those_of_the_first_release():

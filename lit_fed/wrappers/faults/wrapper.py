@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.seeds import generator
+from lit_fed.core.seeds import generator, generators
 from lit_fed.core.types import Absences, LocalWork, Phase, Reduced, Tree
 from lit_fed.errors import Check, ConfigError, check_settings
 from lit_fed.wrappers.base import AlgorithmWrapper
@@ -60,7 +60,9 @@ def drops_out(seed: int, round_idx: int, client_ids: np.ndarray, probabilities: 
     return np.array(drawn, dtype=bool)
 
 
-def work_times(seed: int, round_idx: int, client_ids: np.ndarray, least: float, means: np.ndarray) -> np.ndarray:
+def work_times(
+    seed: int, round_idx: int, client_ids: np.ndarray, least: float, means: np.ndarray, purpose: str = "work time"
+) -> np.ndarray:
     """Computing time of each client [C], [C] float64: T_min plus an exponential variable with the client's mean.
 
     Args:
@@ -69,8 +71,9 @@ def work_times(seed: int, round_idx: int, client_ids: np.ndarray, least: float, 
         client_ids: the clients, [C].
         least: T_min.
         means: mean of the random part for every client of the population, [T], looked up by id.
+        purpose: names the stream of random numbers.
     """
-    drawn = [generator(seed, round_idx, one, "work time").exponential() for one in client_ids.tolist()]
+    drawn = [one.exponential() for one in generators(seed, round_idx, client_ids.tolist(), purpose)]
     times: np.ndarray = least + means[client_ids] * np.array(drawn, dtype=np.float64)
     return times
 
