@@ -222,7 +222,10 @@ class PartialPooling(Personal[PooledModels, OwnLeaves, LocalRun]):
         apart = [ends.parameters[name] - shared.models.parameters[name] for name in moved]
         pulls = torch.stack([w * one.square().sum() for w, one in zip(moved.values(), apart, strict=True)]).sum()
         lower = after + data.num_samples / 2 * pulls <= before  # false of NaN
-        return tree.map_leaves(lambda new, old: torch.where(lower, new, old.to(new.dtype)), ends, shared.models)
+        found: ModelState = tree.map_leaves(
+            lambda new, old: torch.where(lower, new, old.to(new.dtype)), ends, shared.models
+        )
+        return found
 
     def sums(self, ctx: Context, shared: PooledModels, work: LocalRun, data: ClientData) -> Sums:
         """Of one client."""
