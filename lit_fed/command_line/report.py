@@ -22,13 +22,14 @@ from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.command_line.report_predictions import Predictions, calibration_figure
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.paired import Difference, mean_difference
-from lit_fed.metrics.verdict import in_words
+from lit_fed.metrics.verdict import COLUMNS, in_words, metric_in
 from lit_fed.pictures import style
 from lit_fed.pictures.comparison import comparison_figures
 from lit_fed.system.files import given_path, owner_only, write_atomically
+from lit_fed.system.foreign_files import read_table
 from lit_fed.system.packages import mpl, pd
 from lit_fed.training import finished_runs
-from lit_fed.training.finished_runs import FinishedRun, Group
+from lit_fed.training.finished_runs import FinishedRun, Group, class_name
 from lit_fed.training.output import check_writable
 
 __all__ = ["report_parser", "report_runs", "write_report"]
@@ -168,7 +169,7 @@ class _Loss(NamedTuple):
     def __str__(self) -> str:
         populations = self.table.groupby("population")["gain"]
         counts = [f"{(gain < 0).sum():,} of {len(gain):,} {name} clients" for name, gain in populations]
-        return f"{self.name} is worse than {self.baseline} for {' and '.join(counts)}."
+        return f"{self.name} is worse than {self.baseline} for {' and '.join(counts)}, clearly or by chance."
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
@@ -197,13 +198,13 @@ def _note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
 
 
-def _class(value: Any) -> str:
-    """The name of a class in a configuration."""
-    return str(value.get("class_path", "")).rpartition(".")[2] if isinstance(value, dict) else ""
-
-
-def _algorithm(run: FinishedRun) -> str:
-    return _class(run.config.get("model", {}).get("algorithm")) or str(run.summary.entries.get("algorithm", ""))
+def _rate(run: FinishedRun) -> str:
+    """The learning rate of the first round, which a search may have found; "" of a blend, which trains nothing."""
+    if run.algorithm == finished_runs.BLEND:
+        return ""
+    given = run.config.get("model", {}).get("solver", {}).get("lr", "")
+    used = run.history["lr"].dropna().tolist() if "lr" in run.history else []
+    return f"{used[0]:g}" if used else "default" if given is None else str(given)
 
 
 class _Page(NamedTuple):
@@ -223,7 +224,7 @@ class _Page(NamedTuple):
         title = escape(f"Report: {', '.join(group.name for group in self.groups)}")
         results = compare.cells_of(compare.comparison_table(self.groups, self.metric), self.metric)
         losses = self.losses()
-        about = "weighted by their samples; worst decile: their 10th percentile; ±: one standard deviation over seeds"
+        about = "weighted by their test samples; worst decile: their 10th percentile"
         parts = [
             f"<h1>{title}</h1>", *self.verdicts(), *(f"<p>{escape(str(loss))}</p>" for loss in losses),
             f"<p><strong>{PRIVATE}</strong></p>" if self.is_private else "",
@@ -231,6 +232,7 @@ class _Page(NamedTuple):
             "<h2>What was run</h2>", _table(*self.facts(), words=4),
             "<h2>Results</h2>", _table(*results),
             _note(f"Test {self.metric}, mean over clients, {about}. Unseen clients took no part in the training."),
+            _note(compare.varied(self.groups)),
             *self.other_metrics(), "<h2>Figures</h2>", self.figures(), *self.pictures(),
             "<h2>Clients that lose</h2>", self.losers(losses),
             *self.samples(), *self.alike(), "<h2>All clients</h2>", *self.clients(),
@@ -244,22 +246,36 @@ class _Page(NamedTuple):
         ]  # fmt: skip
         return "\n".join([*head, "<body>", *filter(None, parts), "</body>\n</html>\n"])
 
+    def runs(self) -> Iterator[tuple[str, FinishedRun]]:
+        """Every run, with a name of its own."""
+        for name, runs in self.groups:
+            for run in runs:
+                yield name if len(runs) == 1 else f"{name} ({run.name}/{run.folder.name})", run
+
+    def gains(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """The table of gains over training alone of each run of `choose`, with the run's name."""
+        for name, run in self.runs():
+            path = run.folder / "verdict.csv"
+            if path.is_file():
+                yield name, read_table(path, finished_runs.FIX, ("client", "served", "verdict"), ("num_test",))
+
     def verdicts(self) -> list[str]:
         """Whether joining pays, for each run of `choose`: a line for all clients and a table."""
         parts = []
-        for name, runs in self.groups:
-            for run in (one for one in runs if (one.folder / "verdict.csv").is_file()):
-                table = pd.read_csv(run.folder / "verdict.csv", dtype={"client": str})
-                if self.anonymous:
-                    table["client"] = [str(number + 1) for number in range(len(table))]
-                rows = (
-                    [f"{one:.4g}" if isinstance(one, float) else str(one) for one in row]
-                    for row in table.itertuples(index=False)
-                )
-                parts += [
-                    f"<h2>Does it pay to join?</h2><p><strong>{escape(f'{name}: {in_words(table)}.')}</strong></p>"
-                ]
-                parts += [_table([one.replace("_", " ") for one in table.columns], rows, words=2)]
+        for name, table in self.gains():
+            if self.anonymous:
+                table["client"] = [str(number + 1) for number in range(len(table))]
+            rows = (
+                [f"{one:.4g}" if isinstance(one, float) else str(one) for one in row]
+                for row in table.itertuples(index=False)
+            )
+            said, metric = escape(f"{name}: {in_words(table)}."), metric_in(table)
+            parts += [
+                f"<h2>Does it pay to join?</h2><p><strong>{said}</strong></p>",
+                _table(list(table.columns), rows, words=2),
+            ]
+            named = ((f"{metric}{one}" if one[0] == "_" else one, meaning) for one, meaning in COLUMNS.items())
+            parts += [_note(f"{one}: {meaning.replace('`', '')}.") for one, meaning in named]
         return parts
 
     def diverged(self) -> list[str]:
@@ -272,13 +288,13 @@ class _Page(NamedTuple):
         for name, runs in self.groups:
             config, summary = runs[0].config, runs[0].summary.entries
             data, model = config.get("data", {}), config.get("model", {})
-            sizes, rate = runs[0].clients["population"].value_counts(), model.get("solver", {}).get("lr", "")
+            sizes = runs[0].clients["population"].value_counts()
             facts = {
-                "run": name, "algorithm": _algorithm(runs[0]),
-                "data": f"{_class(data.get('dataset'))} {_class(data.get('partition'))}",
-                "network": _class(model.get("network")),
+                "run": name, "algorithm": runs[0].algorithm,
+                "data": f"{class_name(data.get('dataset'))} {class_name(data.get('partition'))}",
+                "network": class_name(model.get("network")),
                 "clients": ", ".join(f"{sizes[one]:,} {one}" for one in ("seen", "unseen") if one in sizes),
-                "rounds": summary.get("rounds", ""), "lr": "default" if rate is None else rate,
+                "rounds": summary.get("rounds", ""), "lr": ", ".join(dict.fromkeys(map(_rate, runs))),
                 "seeds": ", ".join(str(run.config.get("seed_everything", "?")) for run in runs),
                 **({"ε": summary.get("privacy/epsilon", "")} if self.is_private else {}),
                 "lit_fed": summary.get("versions/lit_fed", ""),
@@ -306,8 +322,8 @@ class _Page(NamedTuple):
 
     def losses(self) -> list[_Loss]:
         """Every group beside every baseline with the same clients; none if the metric has no known direction."""
-        baselines = [group for group in self.groups if _algorithm(group.runs[0]) in BASELINES]
-        judged = [group for group in self.groups if _algorithm(group.runs[0]) != BASELINES[0]]
+        baselines = [group for group in self.groups if group.runs[0].algorithm in BASELINES]
+        judged = [group for group in self.groups if group.runs[0].algorithm != BASELINES[0]]
         found = []
         for group, baseline in itertools.product(judged, baselines):
             table = finished_runs.compared(group.runs, baseline.runs, self.metric)
@@ -315,6 +331,12 @@ class _Page(NamedTuple):
             if group is not baseline and seen["gain"].notna().any():
                 table = table.sort_values("gain", kind="stable")
                 found.append(_Loss(group.name, baseline.name, table, mean_difference(seen)))
+        for name, gains in self.gains() if BASELINES[0] not in {one.runs[0].algorithm for one in baselines} else ():
+            if metric_in(gains) == self.metric:
+                columns = {"num_test": "samples", f"{self.metric}_served": "value", f"{self.metric}_alone": "other"}
+                table = gains.rename(columns=columns).assign(population="seen", division="")
+                table = table.sort_values("gain", kind="stable")
+                found.append(_Loss(name, "training alone", table, mean_difference(table)))
         return found
 
     def losers(self, losses: Sequence[_Loss]) -> str:
@@ -341,7 +363,7 @@ class _Page(NamedTuple):
             headings = ["client", *(name + unit for name in ("difference", loss.name, loss.baseline)), "test samples"]
             more = f", the {MOST_LOSERS} that lose most of {len(rows):,}" if len(rows) > MOST_LOSERS else ""
             parts.append(_table(headings, cells) + _note(f"Clients that are worse{more}.") if cells else "")
-        about = "The interval is over clients, and leaves out the chance of another training."
+        about = "Clients are weighted by their test samples. The interval leaves out the chance of another training."
         return "\n".join([*parts, _note(f"{about} Clients with few test samples are uncertain.")])
 
     def other_metrics(self) -> list[str]:
@@ -356,10 +378,9 @@ class _Page(NamedTuple):
 
     def predictions(self) -> Iterator[tuple[str, Predictions]]:
         """The predictions of each run that has them, with its name."""
-        for name, runs in self.groups:
-            for run in runs:
-                if (found := Predictions.of(run.folder)) is not None:
-                    yield name if len(runs) == 1 else f"{name} ({run.name}/{run.folder.name})", found
+        for name, run in self.runs():
+            if (found := Predictions.of(run.folder)) is not None:
+                yield name, found
 
     def samples(self) -> list[str]:
         """Groups of samples, calibration and thresholds of each run with predictions; else how to get them."""

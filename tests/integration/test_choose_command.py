@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ import lit_fed.choosing.blend
 import lit_fed.choosing.choose
 from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.types import Split
-from lit_fed.metrics.verdict import EVIDENCE
+from lit_fed.metrics.verdict import COLUMNS, EVIDENCE
 
 CANDIDATES = ["FedAvg", "FedEM", "MixedEffects"]
 
@@ -86,6 +87,44 @@ def test_runs_of_another_choice_are_not_taken(chosen, more):
     done = run(command(root, *more))
     assert done.returncode == 2
     assert "holds another choice: options of fit changed since; choose a new folder" in done.stderr
+
+
+def test_a_choice_is_reported_in_the_words_of_its_verdict(chosen, tmp_path):
+    """Candidates by their algorithms and the rates that were found; the verdict stands for Local where that is missing."""
+    root, _ = chosen
+    page, runs = tmp_path / "report.html", [str(folder(root / "chosen" / "candidates", one)) for one in CANDIDATES]
+    done = run(["report", str(root / "chosen"), *runs, "--output", str(page)])
+    assert done.returncode == 0, done.stderr
+    text = html.unescape(page.read_text())
+    assert f"<h1>Report: {', '.join(['Blend', *CANDIDATES])}</h1>" in text
+    for name, place in zip(CANDIDATES[:2], runs, strict=False):
+        (rate,) = set(pd.read_csv(f"{place}/metrics.csv")["lr"].dropna())
+        facts = re.search(rf"<td[^>]*>{name}</td><td[^>]*>{name}</td>.*", text)[0]
+        assert f"<td>{rate:g}</td>" in facts
+    verdict = pd.read_csv(folder(root, "chosen") / "verdict.csv")
+    worse = (verdict["mse_served"] > verdict["mse_alone"]).sum()
+    assert f"Blend is worse than training alone for {worse} of 8 seen clients, clearly or by chance." in text
+    assert f"{(verdict['verdict'] == 'loses').sum()} clearly lose" in text
+    assert "on average over 8 clients, each counting once" in text
+    assert "Not known" not in text
+    for name, meaning in COLUMNS.items():
+        said = meaning.replace("`", "")
+        assert f"{'mse' if name[0] == '_' else ''}{name}: {said}." in text
+    done = run(["report", str(root / "chosen"), *runs, str(root / "chosen/candidates/Local"), "--output", str(page)])
+    assert done.returncode == 0, done.stderr
+    assert "worse than Local" in page.read_text()
+    assert "worse than training alone" not in page.read_text()
+
+
+def test_the_page_explains_every_column_of_a_verdict(chosen):
+    root, _ = chosen
+    page = (Path(__file__).parents[2] / "docs/guides/choose.md").read_text()
+    for meaning in COLUMNS.values():
+        assert f"| {meaning} |" in page
+    known = {one for name in COLUMNS for one in name.split(", ")}
+    named = [re.sub("^mse_", "_", one) for one in pd.read_csv(folder(root, "chosen") / "verdict.csv")]
+    assert named[0] == "client"
+    assert set(named[1:]) == known
 
 
 def test_a_report_begins_with_the_verdict(chosen, tmp_path):
