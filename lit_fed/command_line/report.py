@@ -20,6 +20,7 @@ import yaml
 from lit_fed.command_line import compare
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.command_line.report_predictions import Predictions, calibration_figure
+from lit_fed.data.data_sets.base import names_of
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.paired import Difference, mean_difference
 from lit_fed.metrics.verdict import COLUMNS, in_words, metric_in
@@ -42,6 +43,9 @@ MOST_LOSERS = 20
 
 MOST_ALIKE = 10
 """Upper limit of clients that are shown as like one."""
+
+MOST_CLASSES = 20
+"""Upper limit of classes in a table."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --line: #d9dee5; --page: #fff; --head: #f3f5f8; }
@@ -78,8 +82,8 @@ def report_parser() -> FederatedParser:
     parser.add_argument("--metric", type=str | None, help="metric to report; by default accuracy or, for numbers, mse.")
     parser.add_argument(
         "--by", type=str | None, metavar="COLUMN",
-        help="results of groups of samples, such as sex or age, by a column of predictions.csv that `predict --keep` "
-        "copied.",
+        help="results of groups of samples, by a column of predictions.csv that `predict --keep` copied; several, as "
+        "in sex,age, have a table each.",
     )  # fmt: skip
     parser.add_argument(
         "--like",
@@ -103,8 +107,8 @@ def report_runs(arguments: list[str]) -> None:
         raise ConfigError(f"--output {output}: a report is one file; end its name in .html")
     runs = [Path(run) for run in given.runs]
     write_report(
-        runs, output, given.metric, given.names, by=given.by, like=given.like, anonymous=given.anonymous,
-        different_data=given.different_data,
+        runs, output, given.metric, given.names, by=names_of(given.by or ""), like=given.like,
+        anonymous=given.anonymous, different_data=given.different_data,
     )  # fmt: skip
     sys.stdout.write(f"report: {output}\n")
 
@@ -115,7 +119,7 @@ def write_report(
     metric: str | None = None,
     names: Sequence[str] | None = None,
     *,
-    by: str | None = None,
+    by: Sequence[str] = (),
     like: str | None = None,
     anonymous: bool = False,
     different_data: bool = False,
@@ -127,7 +131,7 @@ def write_report(
         output: the page; readable by its owner only if a run was private, since ε does not cover results of clients.
         metric: the metric to report; None: the first that all runs have.
         names: names of the rows; None: the differences between the runs.
-        by: column of `predictions.csv` by which samples are grouped; None: they are not.
+        by: columns of `predictions.csv` by each of which samples are grouped.
         like: name of a client whose nearest clients by mixture weights are shown; None: none are.
         anonymous: leave out the names of clients, and the settings, which may name them.
         different_data: accept runs on different data.
@@ -141,13 +145,16 @@ def write_report(
     groups = finished_runs.named(finished_runs.grouped(runs), names, hidden)
     if not different_data:
         finished_runs.refuse_other_data(groups)
-    if anonymous and by == "client":
+    if anonymous and "client" in by:
         raise ConfigError("--by client names the clients, and --anonymous leaves their names out; give one of both")
     if anonymous and like is not None:
         raise ConfigError(f"--like {like} names clients, and --anonymous leaves their names out; give one of both")
     page = _Page(groups, metric, anonymous, by, like)
-    if by is not None and not any(True for _ in page.predictions()):
-        raise ConfigError(f"--by {by}: no run has a predictions.csv with labels; make it by `predict --keep {by}`")
+    if by and not any(True for _ in page.predictions()):
+        given = ",".join(by)
+        raise ConfigError(
+            f"--by {given}: no run has a predictions.csv with labels; make it by `predict --keep {given}`"
+        )
     if like is not None and not page.alike():
         raise ConfigError(
             f"--like {like}: no run has mixture weights of a client of this name in clients.csv; give a run of FedEM "
@@ -207,13 +214,27 @@ def _rate(run: FinishedRun) -> str:
     return f"{used[0]:g}" if used else "default" if given is None else str(given)
 
 
+def _covered(hits: int, held: int, number: int) -> str:
+    """Covered test samples of a class, and whether a client's threshold says nothing about it."""
+    return " ".join([*([f"{hits} of {number}"] if number else []), *(["unknown"] if not held else [])])
+
+
+def _held_out(run: FinishedRun) -> str:
+    """The command that predicts samples which trained nothing and are no test samples."""
+    if run.config.get("data", {}).get("val_fraction") or any(f"{key}".startswith("val/") for key in run.history):
+        return "predict --split val"
+    if "test/seen/coverage" in run.summary.entries:
+        return "predict --split calibration"
+    return "this run has none; train with --data.val_fraction 0.2, then predict --split val"
+
+
 class _Page(NamedTuple):
     """The page, part by part."""
 
     groups: Sequence[Group]
     metric: str
     anonymous: bool
-    by: str | None = None
+    by: Sequence[str] = ()
     like: str | None = None
 
     @property
@@ -228,14 +249,14 @@ class _Page(NamedTuple):
         parts = [
             f"<h1>{title}</h1>", *self.verdicts(), *(f"<p>{escape(str(loss))}</p>" for loss in losses),
             f"<p><strong>{PRIVATE}</strong></p>" if self.is_private else "",
-            *(f"<p><strong>{escape(line)}</strong></p>" for line in self.diverged()),
+            *(f"<p><strong>{escape(line)}</strong></p>" for line in self.warnings()),
             "<h2>What was run</h2>", _table(*self.facts(), words=4),
             "<h2>Results</h2>", _table(*results),
             _note(f"Test {self.metric}, mean over clients, {about}. Unseen clients took no part in the training."),
             _note(compare.varied(self.groups)),
             *self.other_metrics(), "<h2>Figures</h2>", self.figures(), *self.pictures(),
             "<h2>Clients that lose</h2>", self.losers(losses),
-            *self.samples(), *self.alike(), "<h2>All clients</h2>", *self.clients(),
+            *self.coverage(), *self.samples(), *self.alike(), "<h2>All clients</h2>", *self.clients(),
             "<h2>Costs</h2>", _table(*self.costs()), _note("All clients and rounds; means over seeds."),
             "" if self.anonymous else "<h2>Settings</h2>" + "".join(map(self.settings, self.groups)),
         ]  # fmt: skip
@@ -278,10 +299,15 @@ class _Page(NamedTuple):
             parts += [_note(f"{one}: {meaning.replace('`', '')}.") for one, meaning in named]
         return parts
 
-    def diverged(self) -> list[str]:
-        """A line for each run that diverged."""
-        runs = [(name, run.summary.entries) for name, runs in self.groups for run in runs]
-        return [f"{name}: {entries['diverged']}." for name, entries in runs if "diverged" in entries]
+    def warnings(self) -> list[str]:
+        """Lines for each run that diverged, or whose prediction sets miss a class."""
+        keys = ("diverged", "undercovered/seen", "undercovered/unseen")
+        return [
+            f"{name}: {run.summary.entries[key]}."
+            for name, run in self.runs()
+            for key in keys
+            if key in run.summary.entries
+        ]
 
     def facts(self) -> tuple[list[str], list[list[str]]]:
         rows = []
@@ -376,18 +402,19 @@ class _Page(NamedTuple):
             parts += [f"<h3>{escape(metric)}</h3>", _table(*table)]
         return parts
 
-    def predictions(self) -> Iterator[tuple[str, Predictions]]:
+    def predictions(self) -> Iterator[tuple[str, FinishedRun, Predictions]]:
         """The predictions of each run that has them, with its name."""
         for name, run in self.runs():
-            if (found := Predictions.of(run.folder)) is not None:
-                yield name, found
+            found = Predictions.of(run.folder, with_sets="test/seen/coverage" in run.summary.entries)
+            if found is not None:
+                yield name, run, found
 
     def samples(self) -> list[str]:
         """Groups of samples, calibration and thresholds of each run with predictions; else how to get them."""
         parts = []
-        for name, found in self.predictions():
-            if self.by is not None:
-                parts += [f"<h2>{escape(f'{name}: by {self.by}')}</h2>", _table(*found.groups(self.by))]
+        for name, run, found in self.predictions():
+            for column in self.by:
+                parts += [f"<h2>{escape(f'{name}: by {column}')}</h2>", _table(*found.groups(column))]
             if found.positive is not None:
                 figure = _figure(calibration_figure(found), "calibration")
                 parts += [
@@ -395,12 +422,54 @@ class _Page(NamedTuple):
                     _table(*found.calibration_table(), words=0), _table(*found.thresholds()),
                     _note(
                         f"From this probability on, {found.classes[1]!r} is said. PPV, NPV: share of right ones among "
-                        "those said and not said. Choose a threshold on other samples: predict --split val."
+                        f"those said and not said. Choose a threshold on other samples: {_held_out(run)}."
                     ),
                 ]  # fmt: skip
         return parts or [
             _note("The command lit-fed predict writes predictions, by which calibration and thresholds are shown here.")
         ]
+
+    def coverage(self) -> list[str]:
+        """Each class under the prediction sets of each run, of all clients and of each."""
+        parts = []
+        for name, run in self.runs():
+            path = run.folder / "coverage.csv"
+            if not path.is_file():
+                continue
+            texts, wholes = ("population", "client", "class"), ("num_calibration", "num_test")
+            table = read_table(path, finished_runs.FIX, texts, wholes)
+            table["hits"] = (table["coverage"] * table["num_test"]).round().fillna(0).astype(int)
+            rows: list[list[str]] = []
+            for key, own in table.groupby(["population", "class"], sort=False):
+                number, unknown = own["num_test"].sum(), (own["num_calibration"] == 0).sum()
+                covered = f"{100 * own['hits'].sum() / number:.1f}" if number else ""
+                rows.append([*map(str, key), f"{number:,}", covered, f"{unknown:,} of {len(own):,}"])
+            rows.sort(key=lambda row: float(row[3] or "inf"))
+            more = f" The {MOST_CLASSES} of {len(rows):,} that are covered least." if len(rows) > MOST_CLASSES else ""
+            headings = ["clients", "class", "test samples", "covered (%)", "unknown to"]
+            parts += [
+                f"<h2>{escape(name)}: prediction sets by class</h2>", _table(headings, rows[:MOST_CLASSES], words=2),
+                _note(
+                    "Sets hold the label of so many samples on average over classes, and may miss most of a rare one. "
+                    "Unknown: no calibration sample behind a client's threshold is of this class, so that it says "
+                    f"nothing about it.{more}"
+                ),
+            ]  # fmt: skip
+            classes, called = list(dict.fromkeys(table["class"])), self.called(run)
+            if len(classes) <= MOST_CLASSES:
+                cells = [
+                    [called[key], *(_covered(*one) for one in own[["hits", *wholes]].itertuples(index=False))]
+                    for key, own in table.groupby(["population", "client"], sort=False)
+                ]
+                body = _table(["client", *classes], cells)
+                parts.append(f"<details><summary>covered test samples of each client</summary>{body}</details>")
+        return parts
+
+    def called(self, run: FinishedRun) -> dict[Any, str]:
+        """Names of a run's clients in its tables, by population and name: numbers where names are left out."""
+        table = run.clients.sort_values("client", kind="stable")
+        keys = zip(table["population"], table["client"], strict=True)
+        return {key: f"client {place + 1}" if self.anonymous else key[1] for place, key in enumerate(keys)}
 
     def alike(self) -> list[str]:
         """The clients whose mixture weights are closest to those of `like`, of each run that has some."""
@@ -427,8 +496,7 @@ class _Page(NamedTuple):
         for name, runs in self.groups:
             for run in runs:
                 table = run.clients.drop(columns="client_id", errors="ignore").sort_values("client", kind="stable")
-                if self.anonymous:
-                    table = table.assign(client=[f"client {number + 1}" for number in range(len(table))])
+                table = table.assign(client=list(self.called(run).values()))
                 rows = [
                     ["" if one != one else f"{one:.4g}" if isinstance(one, float) else str(one) for one in row]
                     for row in table.itertuples(index=False)

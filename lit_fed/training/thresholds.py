@@ -21,7 +21,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.training.history import plain_settings
 from lit_fed.training.output import Predictions
 
-__all__ = ["Thresholds", "calibrated", "check_calibration", "covered_and_size", "said_of"]
+__all__ = ["Thresholds", "calibrated", "check_calibration", "covered_and_size", "covered_by_class", "said_of"]
 
 
 class Thresholds(NamedTuple):
@@ -120,13 +120,28 @@ def covered_and_size(served: Predictions, target: Target) -> tuple[Tensor, Tenso
     """Covered samples of each client, and the sum of its sets' sizes, [C] float64 each."""
     covered, size = torch.zeros(2, len(served.client_ids), dtype=torch.float64)
     if len(served.labels):
-        assert served.thresholds is not None
-        owner = torch.arange(len(covered)).repeat_interleave(served.sizes)
-        each = served.thresholds[owner]
-        hits = conformal.nonconformity(target, served.log_prob, served.labels) <= each
-        covered.index_add_(0, owner, hits.double())
+        owner, each, hits = _covered(served, target)
+        covered.index_add_(0, owner, hits)
         size.index_add_(0, owner, conformal.sizes(target, served.log_prob, each))
     return covered, size
+
+
+def covered_by_class(served: Predictions, target: Target) -> Tensor:
+    """Samples of each class and covered ones among them, of each client, [C, 2, classes] float64."""
+    counts = torch.zeros(len(served.client_ids), 2, target.num_classes, dtype=torch.float64)
+    if len(served.labels):
+        owner, _, hits = _covered(served, target)
+        for row, one in enumerate((torch.ones_like(hits), hits)):
+            counts.index_put_((owner, torch.tensor(row), served.labels), one, accumulate=True)
+    return counts
+
+
+def _covered(served: Predictions, target: Target) -> tuple[Tensor, Tensor, Tensor]:
+    """Client and threshold of each sample, and whether its set holds its label, [n] each."""
+    assert served.thresholds is not None
+    owner = torch.arange(len(served.client_ids)).repeat_interleave(served.sizes)
+    each = served.thresholds[owner]
+    return owner, each, (conformal.nonconformity(target, served.log_prob, served.labels) <= each).double()
 
 
 def said_of(coverage: float | None, served: Sequence[Predictions]) -> str:

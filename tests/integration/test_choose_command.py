@@ -90,7 +90,7 @@ def test_runs_of_another_choice_are_not_taken(chosen, more):
 
 
 def test_a_choice_is_reported_in_the_words_of_its_verdict(chosen, tmp_path):
-    """Candidates by their algorithms and the rates that were found; the verdict stands for Local where that is missing."""
+    """Candidates by their algorithms and the rates that were found; the verdict stands in for Local."""
     root, _ = chosen
     page, runs = tmp_path / "report.html", [str(folder(root / "chosen" / "candidates", one)) for one in CANDIDATES]
     done = run(["report", str(root / "chosen"), *runs, "--output", str(page)])
