@@ -97,10 +97,7 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
         solver.lr = RATES["sgd" if solver.optimizer == "sgd" else "adam"]
     others = [*others, f"--model.solver.lr={json.dumps(solver.lr)}"]
     names = [*dict.fromkeys(one for one in names if one != "Local"), "Local"]
-    said = (
-        f"--model.algorithm names no candidate here, --candidates does: {', '.join(names)}; its options go to those "
-        "that have them"
-    )
+    said = f"--model.algorithm: choose trains {', '.join(names)} (--candidates); its options go to those that have them"
     if (placed := with_place(prepared(others), said)) != said:  # a configuration has it
         notice(placed)
     on_messages = [(kind, one) for kind in features() if kind.acts_on_messages for one in fields(kind)]

@@ -194,7 +194,7 @@ def pairs_table(groups: Sequence[Group], metric: str) -> ResultTable:
         worse = "" if table["gain"].isna().all() else str((table["gain"] < 0).sum())
         rows.append([second.name, first.name, *numbers, worse, str(len(table))])
         p.append(gap.p)
-    headings = ["run", "other", f"difference{unit}", "from", "to", "clients that lose", "of", "p"]
+    headings = ["run", "other", f"difference{unit}", "from", "to", "worse clients", "of", "p"]
     rows = [[*row, f"{one:.3f}"] for row, one in zip(rows, holm(p), strict=True)]
     return ResultTable(PAIRED, headings, rows, INTERVALS, words=2)
 

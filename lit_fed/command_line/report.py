@@ -282,10 +282,9 @@ class _Page(NamedTuple):
 
     def verdicts(self) -> list[str]:
         """Whether joining pays, for each run of `choose`: a line for all clients and a table."""
-        parts = []
+        parts, called = [], self.called()
         for name, table in self.gains():
-            if self.anonymous:
-                table["client"] = [str(number + 1) for number in range(len(table))]
+            table["client"] = [called.get(("seen", one), "?") for one in table["client"]]
             rows = (
                 [f"{one:.4g}" if isinstance(one, float) else str(one) for one in row]
                 for row in table.itertuples(index=False)
@@ -370,8 +369,7 @@ class _Page(NamedTuple):
             return f"<p>Not known: give runs of {' or '.join(BASELINES)} on the same clients, too.</p>"
         factor, unit = style.percent(self.metric)
         digits = ".1f" if unit else ".4g"
-        numbers: dict[Any, str] = {}  # a client has the same number in every table
-        parts = []
+        parts, called = [], self.called()
         for loss in losses:
             mean, low, high = (
                 f"{factor * value:+{digits}}" for value in (loss.mean.mean, loss.mean.low, loss.mean.high)
@@ -382,10 +380,8 @@ class _Page(NamedTuple):
             row: Any
             cells = []
             for row in rows.head(MOST_LOSERS).itertuples():
-                name = numbers.setdefault((row.population, row.client, row.division), f"client {len(numbers) + 1}")
                 values = [f"{factor * one:{digits}}" for one in (row.value - row.other, row.value, row.other)]
-                shown = name if self.anonymous else str(row.client)
-                cells.append([f"{shown} ({row.population})", *values, str(row.samples)])
+                cells.append([f"{called[row.population, row.client]} ({row.population})", *values, str(row.samples)])
             headings = ["client", *(name + unit for name in ("difference", loss.name, loss.baseline)), "test samples"]
             more = f", the {MOST_LOSERS} that lose most of {len(rows):,}" if len(rows) > MOST_LOSERS else ""
             parts.append(_table(headings, cells) + _note(f"Clients that are worse{more}.") if cells else "")
@@ -431,7 +427,7 @@ class _Page(NamedTuple):
 
     def coverage(self) -> list[str]:
         """Each class under the prediction sets of each run, of all clients and of each."""
-        parts = []
+        parts, called = [], self.called()
         for name, run in self.runs():
             path = run.folder / "coverage.csv"
             if not path.is_file():
@@ -455,21 +451,24 @@ class _Page(NamedTuple):
                     f"nothing about it.{more}"
                 ),
             ]  # fmt: skip
-            classes, called = list(dict.fromkeys(table["class"])), self.called(run)
+            classes = list(dict.fromkeys(table["class"]))
             if len(classes) <= MOST_CLASSES:
                 cells = [
-                    [called[key], *(_covered(*one) for one in own[["hits", *wholes]].itertuples(index=False))]
+                    [
+                        called[key[0], key[1]],
+                        *(_covered(*one) for one in own[["hits", *wholes]].itertuples(index=False)),
+                    ]
                     for key, own in table.groupby(["population", "client"], sort=False)
                 ]
                 body = _table(["client", *classes], cells)
                 parts.append(f"<details><summary>covered test samples of each client</summary>{body}</details>")
         return parts
 
-    def called(self, run: FinishedRun) -> dict[Any, str]:
-        """Names of a run's clients in its tables, by population and name: numbers where names are left out."""
-        table = run.clients.sort_values("client", kind="stable")
-        keys = zip(table["population"], table["client"], strict=True)
-        return {key: f"client {place + 1}" if self.anonymous else key[1] for place, key in enumerate(keys)}
+    def called(self) -> dict[Any, str]:
+        """Names of the clients in all tables, by population and name: numbers where names are left out."""
+        each = (run.clients[["client", "population"]].itertuples(index=False, name=None) for _, run in self.runs())
+        keys = enumerate(sorted({key for one in each for key in one}))
+        return {(of, one): f"client {place + 1}" if self.anonymous else one for place, (one, of) in keys}
 
     def alike(self) -> list[str]:
         """The clients whose mixture weights are closest to those of `like`, of each run that has some."""
@@ -492,11 +491,11 @@ class _Page(NamedTuple):
 
     def clients(self) -> list[str]:
         """Every client with every metric, a table for each run, closed at first."""
-        parts = []
+        parts, called = [], self.called()
         for name, runs in self.groups:
             for run in runs:
                 table = run.clients.drop(columns="client_id", errors="ignore").sort_values("client", kind="stable")
-                table = table.assign(client=list(self.called(run).values()))
+                table["client"] = [called[key] for key in zip(table["population"], table["client"], strict=True)]
                 rows = [
                     ["" if one != one else f"{one:.4g}" if isinstance(one, float) else str(one) for one in row]
                     for row in table.itertuples(index=False)

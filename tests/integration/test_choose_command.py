@@ -116,7 +116,7 @@ def test_what_a_configuration_says_is_used_or_a_line_says_that_it_is_not(tmp_pat
     done = run(command(tmp_path, *options, candidates=["FedEM"]), timeout=300)
     assert done.returncode == 0, done.stderr
     said = (
-        "own.yaml, line 3: --model.algorithm names no candidate here, --candidates does: FedEM, Local; its options go"
+        "own.yaml, line 3: --model.algorithm: choose trains FedEM, Local (--candidates); its options go to those that"
     )
     assert said in done.stderr
     config = yaml.safe_load((folder(tmp_path / "chosen" / "candidates", "FedEM") / "config.yaml").read_text())
