@@ -434,7 +434,7 @@ class _Page(NamedTuple):
                 continue
             texts, wholes = ("population", "client", "class"), ("num_calibration", "num_test")
             table = read_table(path, finished_runs.FIX, texts, wholes)
-            table["hits"] = (table["coverage"] * table["num_test"]).round().fillna(0).astype(int)
+            table["hits"] = (table["coverage"].clip(0, 1) * table["num_test"]).round().fillna(0).astype(int)
             rows: list[list[str]] = []
             for key, own in table.groupby(["population", "class"], sort=False):
                 number, unknown = own["num_test"].sum(), (own["num_calibration"] == 0).sum()
@@ -446,7 +446,7 @@ class _Page(NamedTuple):
             parts += [
                 f"<h2>{escape(name)}: prediction sets by class</h2>", _table(headings, rows[:MOST_CLASSES], words=2),
                 _note(
-                    "Sets hold the label of so many samples on average over classes, and may miss most of a rare one. "
+                    "The coverage that was asked for is an average over classes: sets may miss most of a rare one. "
                     "Unknown: no calibration sample behind a client's threshold is of this class, so that it says "
                     f"nothing about it.{more}"
                 ),
@@ -454,10 +454,7 @@ class _Page(NamedTuple):
             classes = list(dict.fromkeys(table["class"]))
             if len(classes) <= MOST_CLASSES:
                 cells = [
-                    [
-                        called[key[0], key[1]],
-                        *(_covered(*one) for one in own[["hits", *wholes]].itertuples(index=False)),
-                    ]
+                    [called.get(key, "?"), *(_covered(*one) for one in own[["hits", *wholes]].itertuples(index=False))]
                     for key, own in table.groupby(["population", "client"], sort=False)
                 ]
                 body = _table(["client", *classes], cells)
