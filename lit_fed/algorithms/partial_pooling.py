@@ -32,7 +32,8 @@ Deviations:
     Of a cohort of C of T clients, μ is the mean of the cohort, and the sums of τ² and σ² move to its sums by a share of
     C/T. Variances stay within [1e-8, 1e4].
     A client without training samples, or that was not sampled yet, is served μ. An unseen client trains
-    `adapt_epochs` passes from μ under the prior; shared leaves are fixed.
+    `adapt_epochs` passes from μ under the prior; shared leaves are fixed. If the steps are too long for its samples, so
+    that its loss with the prior ends above that of μ, it is served μ.
 """
 
 from __future__ import annotations
@@ -194,6 +195,8 @@ class PartialPooling(Personal[PooledModels, OwnLeaves, LocalRun]):
     def client_final(self, ctx: Context, shared: PooledModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send the models, weighed leaf by leaf, and the sums; keep θ_t."""
         names, n, one = self.names(ctx), data.num_samples, torch.ones_like(data.num_samples)
+        if ctx.phase == "adapt":
+            work = work._replace(models=self.improved(ctx, shared, work, data))
         kept, mean = (named_part(models, names) for models in (work.models, shared.models))
         sums, weight, tau2 = no_sums(work.extra.tau2, shared.noise), one, work.extra.tau2
         if ctx.phase != "adapt":
@@ -211,6 +214,15 @@ class PartialPooling(Personal[PooledModels, OwnLeaves, LocalRun]):
         up = tree.bits((work.models, value.weight, sums), ctx.private)
         rounds = (ctx.round_idx + (ctx.phase != "adapt")) * (n > 0).long()
         return local_result(ctx, work, data, value, OwnLeaves(kept, mean, tau2, rounds), weight=one, up=up)
+
+    def improved(self, ctx: Context, shared: PooledModels, work: LocalRun, data: ClientData) -> ModelState:
+        """The models after the steps, or μ where the loss with the prior is not lower than there."""
+        ends, moved = work.models, work.extra.weight
+        before, after = ((ctx.task.sample_losses(m, data)[:, 0] * data.mask).sum() for m in (shared.models, ends))
+        apart = [ends.parameters[name] - shared.models.parameters[name] for name in moved]
+        pulls = torch.stack([w * one.square().sum() for w, one in zip(moved.values(), apart, strict=True)]).sum()
+        lower = after + data.num_samples / 2 * pulls <= before  # false of NaN
+        return tree.map_leaves(lambda new, old: torch.where(lower, new, old.to(new.dtype)), ends, shared.models)
 
     def sums(self, ctx: Context, shared: PooledModels, work: LocalRun, data: ClientData) -> Sums:
         """Of one client."""

@@ -178,8 +178,7 @@ def unseen_tables(
     names = dict(zip(population.train.client_ids.tolist(), population.names, strict=True))
     pooled = _pooled(served, data.labelled, module.chosen_metrics)  # the table overwrites the predictions
     columns = _set_columns(served, data, module)
-    source = None if data.files is None else pd.DataFrame({"file": data.files})
-    predictions = prediction_table(served, names, module.facts, source)
+    predictions = prediction_table(served, names, module.facts, data.source)
     if not data.labelled.all():
         known = dict(zip(names, data.labelled.tolist(), strict=True))
         for column in [

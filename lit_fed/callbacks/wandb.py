@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lit_fed.callbacks.report import client_table, populations_of
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import ConfigError
+from lit_fed.metrics.summary import RunSummary
 from lit_fed.system.packages import imported_later, mpl, pd
 from lit_fed.training.checkpoint import WORD, load_checkpoint
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
@@ -178,7 +178,7 @@ class FederatedWandb(WandbRounds):
             for picture in sorted((summary.parent / "plots").glob("*.png")):
                 _log(trainer, {f"plots/{picture.stem}": lambda path=picture: wandb.Image(str(path))})
             for run in _runs(trainer):
-                run.summary.update(json.loads(summary.read_text()))
+                run.summary.update(RunSummary.read(summary.parent).entries)
         super().teardown(trainer, pl_module, stage)
 
 

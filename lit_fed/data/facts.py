@@ -86,7 +86,9 @@ COLUMNS = record(
         **dict.fromkeys(("missing_values", "dates", "date_parts"), NAMES),
         **dict.fromkeys(("label_column", "date_format", "encoding"), TEXT),
         **dict.fromkeys(("separator", "decimal"), _character),
-        **dict.fromkeys(("client_column", "split_column", "query_column"), optional(TEXT)),
+        **dict.fromkeys(
+            ("client_column", "split_column", "query_column", "group_column", "time_column"), optional(TEXT)
+        ),
         "own_fills": optional(one_of(*get_args(Imputation))),
     },
     may_miss=tuple(TableColumns._field_defaults),

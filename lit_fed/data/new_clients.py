@@ -48,6 +48,7 @@ from lit_fed.data.populations.splits import Division, cut_part, divided_rows
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.system.files import given_path
 from lit_fed.system.names import few
+from lit_fed.system.packages import pd
 
 __all__ = ["HELD_OUT", "NewClients"]
 
@@ -73,7 +74,7 @@ class NewClients(LightningDataModule):
 
     Attributes:
         labelled: whether each client has test labels, [T] bool.
-        files: paths of all test samples, client after client; None: they have no files.
+        source: `file` or, in a table, `row` of all test samples, client after client; None: they have neither.
         held_out: whether a share of each client's samples was held out, as in tables whose rows all have labels and no
             split, unless only one client is served.
 
@@ -95,10 +96,9 @@ class NewClients(LightningDataModule):
     ) -> None:
         super().__init__()
         require(bool(folder), "--clients is not set; pass a folder with a .npz file for each unseen client")
-        given = _read(given_path(folder, "--clients"), facts)
-        self.held_out = isinstance(given, Samples) and given.split is None and only is None
-        if isinstance(given, Samples):
-            given = _divided(given, HELD_OUT if self.held_out else 0.0, folder)
+        read = _read(given_path(folder, "--clients"), facts)
+        self.held_out = isinstance(read, Samples) and read.split is None and only is None
+        given = _divided(read, HELD_OUT if self.held_out else 0.0, folder) if isinstance(read, Samples) else read
         if seen:
             numbers = {one.name: facts.number_of(one.name) for one in given}
             new = [name for name, number in numbers.items() if number is None]
@@ -107,8 +107,10 @@ class NewClients(LightningDataModule):
                 f"--use_states is true, and {', '.join(new)} took no part in the training; leave it out",
             )
             given = sorted(given, key=lambda one: numbers[one.name] or 0)
-        own = [one.files for one in given if one.files is not None]
-        self.files = np.concatenate(own) if own else None
+        self.source = None
+        if isinstance(read, Samples) and (read.files is not None or facts.columns is not None):
+            rows = np.concatenate([one.rows for one in given if one.rows is not None])
+            self.source = pd.DataFrame({"row": rows + 1} if read.files is None else {"file": read.files[rows]})
         self.labelled = torch.tensor(["y_test" in one.arrays or "x_test" not in one.arrays for one in given])
         clients = [
             checked(_completed(one, facts), may_lack_training="x_train" not in one.arrays, inputs=facts.inputs_of)
@@ -207,7 +209,9 @@ def _divided(samples: Samples, held_out: float, source: str) -> list[ClientArray
     assert samples.labelled is not None
     clients, empty = list[ClientArrays](), list[str]()
     parts = [np.flatnonzero(samples.owner == number) for number in range(len(samples.names))]
-    for name, rows in zip(samples.names, divided_rows(parts, samples.split, Division(0.0, held_out)), strict=True):
+    division = Division(0.0, held_out, split="random" if samples.order is None else "time")
+    drawn = divided_rows(parts, samples.split, division, groups=samples.groups, order=samples.order)
+    for name, rows in zip(samples.names, drawn, strict=True):
         place, train, test = f"{source}: client {name!r}", np.sort(rows.train), np.sort(rows.test)
         require("/" not in name, f"{place} names a file of results; rename it without /")
         arrays = {"x_train": samples.x[train], "y_train": samples.y[train]} if len(train) else {}
@@ -218,8 +222,7 @@ def _divided(samples: Samples, held_out: float, source: str) -> list[ClientArray
         if not arrays:
             empty.append(name)
             continue
-        files = None if samples.files is None else samples.files[test]
-        clients.append(ClientArrays(name, arrays, dict.fromkeys(SPLITS, place), files=files))
+        clients.append(ClientArrays(name, arrays, dict.fromkeys(SPLITS, place), rows=test))
     if empty:
         say(f"--clients {source}: clients without a sample are left out: {few(empty)}")
     require(bool(clients), f"--clients {source}: no client has a sample; fill the files in")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,8 +47,11 @@ class RunSummary:
         return found
 
     def write(self, folder: Path) -> None:
-        """Write `summary.json` into the folder of the run."""
-        write_atomically(folder / FILE, json.dumps(self.entries, indent=2, sort_keys=True) + "\n")
+        """Write `summary.json` into a run's folder: NaN as `null`, infinity as `1e999`, since JSON has neither."""
+        text = json.dumps(self.entries, indent=2, sort_keys=True)
+        for ours, theirs in {"NaN": "null", "Infinity": "1e999"}.items():
+            text = re.sub(rf"(?m)\b{ours}(?=,?$)", theirs, text)  # at the end of a line; texts end with quotes
+        write_atomically(folder / FILE, f"{text}\n")
 
     @classmethod
     def read(cls, folder: Path) -> RunSummary:
@@ -64,8 +69,8 @@ def _entries(value: Any, place: str) -> dict[str, Any]:
     for name, one in entries.items():
         if name.startswith(DIRECTION):
             optional(one_of(True, False))(one, f"{place}.{name}")
-        elif name.startswith(("test/", "comm/")) or name in TOTALS:
-            is_missing = one is None and name.startswith("test/")
-            if type(one) not in (int, float) and not is_missing:  # NaN and infinity are results
+        elif name.startswith(("test/", "val/", "comm/")) or name in TOTALS:
+            entries[name] = math.nan if one is None and name not in TOTALS else one
+            if type(entries[name]) not in (int, float):
                 raise FormError(f"{place}.{name} is not a number")
     return entries

@@ -316,6 +316,19 @@ def test_an_unseen_client_with_the_rows_of_a_seen_one_gets_its_model():
     close(flat(served(federation, federation.serve(twin, seen=False)))[0], flat(served(federation))[2], 1e-6)
 
 
+@pytest.mark.parametrize("factor", [20.0, 1e12], ids=["the loss grows", "it is no number"])
+def test_unseen_clients_whose_steps_are_too_long_are_served_the_mean(client_trainer, factor):
+    """A step of SGD diverges where the loss bends more than 2/η: at η = 0.3 where inputs are large."""
+    train = panel()
+    federation = pooled(train, client_trainer, rounds=5, adapt_epochs=100 if factor > 1e6 else 3)
+    x, y = train.client(2)[:2]
+    unseen = Split.of([(x, y), (factor * x, y)])
+    unseen.first_id = 8
+    own, stayed = flat(served(federation, federation.serve(unseen, seen=False)))
+    close(stayed, federation.weights[0], 1e-15)
+    assert float((own - federation.weights[0]).abs().min()) > 1e-3
+
+
 def test_bits_are_those_of_models_and_sums():
     """Of a linear model of three inputs: four numbers, weight [2], score and number of each leaf, three numbers."""
     federation = Federation(PartialPooling(), make_clients([5, 3], 3), make_task(BINARY, 3))

@@ -524,6 +524,14 @@ AT_HAND = {"Digits", "Synthetic", "RTable"}
 TASKS_AT_HAND = [name for name in task_files() if read_task(name).given["dataset"]["class_path"] in AT_HAND]
 
 
+def test_digests_and_records_are_of_tasks():
+    """Files of a task that is no more would be packed into every wheel."""
+    names, root = task_files().keys(), Path(__file__).parents[2]
+    files = [*(root / "configs/benchmark").glob("*.samples.jsonl"), *(root / "docs/benchmark").glob("*.jsonl.gz")]
+    assert len(files) > 60
+    assert {file.name.partition(".")[0] for file in files} <= names
+
+
 @pytest.mark.parametrize("case", ["persons", "times", *TASKS_AT_HAND])
 def test_no_sample_that_is_tested_was_seen_by_tuning_or_by_any_training(case):
     """By row number, over all cuts; and a person is on one side, and no training sample is later than a test sample."""

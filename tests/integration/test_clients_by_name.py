@@ -31,6 +31,7 @@ def folder(root, **scales):
 
 
 def fit(data, algorithm=None, lr=0.1, **options):
+    torch.manual_seed(0)  # the first models, whatever ran before
     module = FederatedModule(algorithm or FedAvg(), LocalSolver(lr=lr), **options)
     trainer = FederatedTrainer(accelerator="cpu", max_epochs=2, logger=False, enable_progress_bar=False,
                                enable_checkpointing=False)  # fmt: skip

@@ -52,6 +52,7 @@ def test_a_column_of_splits_that_the_training_lacked(tmp_path, capsys, last):
     clients, predictions = served(last, table, tmp_path / "served")
     assert (clients["num_train"].tolist(), clients["num_test"].tolist()) == ([15, 10], [5, 20])
     assert predictions["label"].tolist() == table.loc[table["split"] == "test", "kind"].tolist()
+    assert predictions["row"].tolist() == (np.flatnonzero(table["split"] == "test") + 1).tolist()
     said = capsys.readouterr().out
     assert "25 samples predicted, 25 of them measured" in said
     assert "held out" not in said
@@ -69,6 +70,41 @@ def test_what_is_said_where_nothing_or_all_is_predicted(tmp_path, capsys, last, 
     assert clients["num_test"].tolist() == expected
     assert ("no client has samples to be predicted" in said) == (column == {"split": "train"})
     assert ("20 samples predicted, 0 of them measured" in said) == (not column)
+
+
+def test_one_client_needs_no_column_of_clients(tmp_path, capsys, last):
+    """Its name is the file's, and one line says so."""
+    clients, predictions = served(last, frame(1, ["x"]).drop(columns=["shop", "kind"]).head(1), tmp_path / "ann")
+    assert clients["client"].tolist() == predictions["client"].tolist() == ["ann"]
+    assert predictions["row"].tolist() == [1]
+    assert "ann.csv has no column 'shop': all rows belong to one client, 'ann'" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module", params=["group_column", "time_column"])
+def by_units(request, tmp_path_factory):
+    """A checkpoint of a training by persons or times, four rows of each, and the role of the column."""
+    root = tmp_path_factory.mktemp("units")
+    frame(0, ["a", "b", "c"]).assign(unit=np.arange(60) // 4).to_csv(root / "train.csv", index=False)
+    main(["fit", *CPU, "--model.algorithm", "FedAvg", "--model.solver.lr", "1", "--data.dataset", "Table",
+          "--data.dataset.path", str(root / "train.csv"), "--data.dataset.client_column", "shop",
+          "--data.dataset.label_column", "kind", f"--data.dataset.{request.param}", "unit", "--trainer.max_epochs", "1",
+          "--data.dataset.ignored_columns", "unit", *(["--data.split", "time"] if "time" in request.param else []),
+          "--trainer.default_root_dir", str(root)])  # fmt: skip
+    return folder(root, "FedAvg") / "checkpoints/last.ckpt", request.param
+
+
+def test_what_the_training_kept_together_stays_so_at_later_clients(tmp_path, capsys, by_units):
+    """Rows of one person that are adapted on and measured would flatter the figures of new clients."""
+    last, role = by_units
+    table = frame(1, ["x", "y"]).assign(unit=np.tile(np.arange(20) // 4, 2))
+    _, predictions = served(last, table, tmp_path / "served")
+    tested = table["unit"].iloc[predictions["row"] - 1].tolist()
+    assert len(tested) == 8
+    assert len({*tested[:4]}) == len({*tested[4:]}) == 1  # all four rows of a unit
+    if role == "time_column":
+        assert {*tested} == {4}  # the last one
+    served(last, table.drop(columns="unit"), tmp_path / "without")
+    assert "without.csv has no column 'unit': its rows are taken " in capsys.readouterr().err
 
 
 def test_texts_of_no_training_row(tmp_path, capsys, last):

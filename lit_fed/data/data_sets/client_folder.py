@@ -44,7 +44,7 @@ class ClientArrays(NamedTuple):
     sources: dict[str, str]  # origin of each split, for error messages
     stored: dict[str, str] = {}
     inputs: NamedInputs | None = None  # that x holds one after another; None: it is one input
-    files: np.ndarray | None = None  # paths of the test samples; None: they have no files
+    rows: np.ndarray | None = None  # positions of the test samples in the table or among the files
 
 
 @dataclass(frozen=True)

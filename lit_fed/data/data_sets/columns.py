@@ -63,6 +63,8 @@ class TableColumns(NamedTuple):
     encoding: str = Reading().encoding
     decimal: str = Reading().decimal
     skip_lines: int = 0
+    group_column: str | None = None  # the person of each row
+    time_column: str | None = None  # the time of each row
 
     @property
     def reading(self) -> Reading:

@@ -197,8 +197,8 @@ class Table(PooledDataSet):
         self._check_columns(rows)
         if self._draws:
             rows = self._drawn(rows)
-        groups, order = self._groups(rows), self._order(rows)
         columns = self._columns(self._inputs(rows))
+        groups, order = _groups(rows, columns.group_column), _order(rows, columns)
         rows = prepared(rows, columns, PREFIX)
         columns = columns._replace(features=tuple(self._with_kind(rows, one.name) for one in columns.features))
         public = self._public(rows, columns)
@@ -231,7 +231,7 @@ class Table(PooledDataSet):
             self.label_column, self.client_column, self.split_column, self.separator, self.unknown_categories,
             names_of(self.missing_values), self.impute if self.impute_by == "client" else None, self.query_column,
             names_of(self.date_columns), names_of(self.date_parts), self.date_format, self.encoding, self.decimal,
-            self.skip_lines,
+            self.skip_lines, self.group_column, self.time_column,
         )  # fmt: skip
 
     def _read(self) -> TableRows:
@@ -294,7 +294,7 @@ class Table(PooledDataSet):
 
     def _drawn(self, rows: TableRows) -> TableRows:
         """The rows of clients with enough of them, of the drawn clients and persons."""
-        owner, groups = self._owners(rows)[0], self._groups(rows)
+        owner, groups = self._owners(rows)[0], _groups(rows, self.group_column)
         assert owner is not None
         groups = np.arange(len(owner)) if groups is None else groups
         limits = self.min_rows, self.min_groups, self.max_clients, self.max_rows
@@ -302,23 +302,6 @@ class Table(PooledDataSet):
         of = f"{self.min_rows} rows" + (f" of {self.min_groups} persons" if self.min_groups > 1 else "")
         require(len(kept) > 0, f"{rows.source}: no client has {of}; lower {PREFIX}.min_rows or min_groups")
         return rows.taken(kept)
-
-    def _groups(self, rows: TableRows) -> np.ndarray | None:
-        """Number of each row's person [n], over all clients; a row without one is a person."""
-        if self.group_column is None:
-            return None
-        names = rows.texts(self.group_column, may_miss=True)
-        _, number = np.unique(names.astype(str), return_inverse=True)
-        return np.where(names == "", -1 - np.arange(len(names)), number)
-
-    def _order(self, rows: TableRows) -> np.ndarray | None:
-        """Time of each row [n], days for dates."""
-        if self.time_column is None:
-            return None
-        if not is_numeric(rows.frame[self.time_column]):
-            dates = self._columns()._replace(features=(), missing_values=(), dates=(self.time_column,), date_parts=())
-            rows = prepared(rows, dates, PREFIX)
-        return rows.numbers(self.time_column)
 
     def _with_kind(self, rows: TableRows, name: str) -> Feature:
         """An input column; categories, and what takes the place of missing values, are learned later."""
@@ -416,6 +399,7 @@ def read_later(path: Path, columns: TableColumns, class_names: tuple[str, ...] |
     if columns.label_column not in rows.frame:
         say(f"{rows.source} has no column {columns.label_column!r}: its rows have no label, and are predicted")
         rows = rows._replace(frame=rows.frame.assign(**{columns.label_column: np.nan}))
+    columns = _without_missing(rows, columns)
     columns = columns._replace(split_column=columns.split_column or _own_split(rows, columns))
     label, client = columns.label_column, columns.client_column
     roles = (label, client, columns.split_column, columns.query_column)
@@ -432,6 +416,7 @@ def read_later(path: Path, columns: TableColumns, class_names: tuple[str, ...] |
     if client is not None:
         names = sorted(rows.named(client)[1])
         owner, _ = rows.named(client, names)
+    groups, order = _groups(rows, columns.group_column), _order(rows, columns)
     split = None if labelled.all() else np.where(labelled, 0, 2)
     if columns.split_column is not None:
         split = rows.split_roles(columns.split_column)
@@ -440,7 +425,40 @@ def read_later(path: Path, columns: TableColumns, class_names: tuple[str, ...] |
         require(not bare.any(), f"{rows.place(row)}: a training row without a label; label it, or mark it as test")
     for own in (owner == number for number in range(len(names))):
         x[own] = fill_in(x[own], columns, x[own if split is None else own & (split == 0)])
-    return Samples(x, y, owner, names, class_names, split, labelled=labelled)
+    return Samples(x, y, owner, names, class_names, split, labelled=labelled, groups=groups, order=order)
+
+
+def _without_missing(rows: TableRows, columns: TableColumns) -> TableColumns:
+    """The columns without those that a table can lack, and a line about each that this one does."""
+    without = {
+        "client_column": f"all rows belong to one client, {table_name(Path(rows.source))!r}",
+        "group_column": "its rows are taken for one person each",
+        "time_column": "its rows are taken in no order of time",
+    }
+    found = columns._asdict()
+    for role, said in without.items():
+        if found[role] not in (None, *rows.frame):
+            say(f"{rows.source} has no column {found[role]!r}: {said}")
+            found[role] = None
+    return TableColumns(**found)
+
+
+def _groups(rows: TableRows, column: str | None) -> np.ndarray | None:
+    """Number of each row's person [n], over all clients; a row without one is a person."""
+    if column is None:
+        return None
+    names = rows.texts(column, may_miss=True)
+    _, number = np.unique(names.astype(str), return_inverse=True)
+    return np.where(names == "", -1 - np.arange(len(names)), number)
+
+
+def _order(rows: TableRows, columns: TableColumns) -> np.ndarray | None:
+    """Time of each row [n], days for dates."""
+    if (name := columns.time_column) is None:
+        return None
+    if not is_numeric(rows.frame[name]):
+        rows = prepared(rows, columns._replace(features=(), missing_values=(), dates=(name,), date_parts=()), PREFIX)
+    return rows.numbers(name)
 
 
 def _own_split(rows: TableRows, columns: TableColumns) -> str | None:
