@@ -381,7 +381,7 @@ class FederatedCLI(LightningCLI):
             text = NEXT_OF_NODES if data.is_remote else NEXT
             word, dataset = last if self.trainer.log_dir is None else "last", type(data).__name__
             sys.stdout.write(text.format(last=last, word=word, dataset=dataset))
-            judged = data.natural and not data.is_remote
+            judged = data.natural and not data.is_remote and self.config.fit.init_from is None
             if module.settings.is_private and not isinstance(self.config.fit.model.solver.lr, int | float):
                 judged = False  # a search for a rate, which choose makes, is not covered by ε
             if judged and not why_not(module.settings.features, module.target, module.federation.terms.task):
