@@ -96,11 +96,8 @@ class PredictionSets(FederatedCallback):
     def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
         size, folder, coverage = size_name(module.target), results_folder(trainer), module.settings.conformal
         assert coverage is not None
-        names = (
-            []
-            if module.target.continuous
-            else module.facts.class_names or [*map(str, range(module.target.num_classes))]
-        )
+        called = module.facts.class_names or map(str, range(module.target.num_classes))
+        names = [] if module.target.continuous else [*called]
         if self._found and names and folder is not None:
             write_table(self._by_class(names, populations_of(data_of(trainer))), folder / "coverage.csv")
         summary.entries |= {f"{DIRECTION}coverage": None, f"{DIRECTION}{size}": False} if self._found else {}

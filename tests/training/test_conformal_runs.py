@@ -365,6 +365,9 @@ def test_a_private_training_has_no_shared_threshold(tmp_path, privacy, options, 
     trainer.test(module, datamodule=data)
     table = client_table(trainer).set_index("client")
     assert (table.loc["c", "set_size"], table.loc["c", "coverage"]) == (3, 1)
+    file = Path(trainer.log_dir) / "coverage.csv"
+    assert pd.read_csv(file).query("client == 'c'")["num_calibration"].tolist() == [0, 0, 0]  # behind no threshold
+    assert file.stat().st_mode & 0o077 == 0
     assert np.isfinite(table.loc["a", "threshold"])
     assert "1 none" in capsys.readouterr().out
 
