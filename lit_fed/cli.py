@@ -27,6 +27,7 @@ from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.divergence import Divergence
 from lit_fed.command_line.arguments import (
     default_name,
+    divided,
     giving_way,
     options_in,
     prepared,
@@ -42,6 +43,7 @@ from lit_fed.command_line.classes import (
 )
 from lit_fed.command_line.help import HelpOfFit, explain_arguments
 from lit_fed.command_line.parser import FederatedParser, written
+from lit_fed.command_line.several_fits import DECIDED
 from lit_fed.command_line.start_page import ABSENT, COMMANDS
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ClientError, ConfigError, DivergedError, LostNodesError, WriteError, notice
@@ -73,8 +75,8 @@ next: test, predict, personalize and export take it as --ckpt_path {last}
 """
 """Last lines of a fit."""
 
-CHOOSE = "      lit-fed choose with the same options, without --model.algorithm, says which clients gain by joining\n"
-"""A further line where clients are natural ones, and blends can serve them."""
+CHOOSE = "      which clients gain by joining is said by\n      lit-fed choose {options}\n"
+"""Further lines where clients are natural ones, and blends can serve them."""
 
 SEEDS = (
     "fit with so many training seeds from 0 on, several at a time, and print means and deviations; the same command "
@@ -172,6 +174,7 @@ class FederatedCLI(LightningCLI):
 
     def __init__(self, args: ArgsType = None) -> None:
         self._only = next((one for one in _given(args)[:1] if one in self.subcommands()), None)
+        self._typed = _given(args)[1:]
         self._keep_rounds = 0
         self._resume_version: int | None = None
         self._writer: FolderLock | None = None
@@ -378,9 +381,11 @@ class FederatedCLI(LightningCLI):
             text = NEXT_OF_NODES if data.is_remote else NEXT
             word, dataset = last if self.trainer.log_dir is None else "last", type(data).__name__
             sys.stdout.write(text.format(last=last, word=word, dataset=dataset))
-            judged = data.natural and not data.is_remote
+            judged = data.natural and not data.is_remote and self.config.fit.init_from is None
+            if module.settings.is_private and not isinstance(self.config.fit.model.solver.lr, int | float):
+                judged = False  # a search for a rate, which choose makes, is not covered by ε
             if judged and not why_not(module.settings.features, module.target, module.federation.terms.task):
-                sys.stdout.write(CHOOSE)
+                sys.stdout.write(CHOOSE.format(options=shlex.join(divided(self._typed, DECIDED)[1])))
 
 
 def _loggers(trainer: Namespace, of_run: tuple[Any, ...], *, report: bool) -> Any:

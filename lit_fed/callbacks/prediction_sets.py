@@ -1,23 +1,33 @@
-"""Coverage and size of prediction sets on test samples."""
+"""Coverage and size of prediction sets on test samples, and which classes they cover too rarely."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_fed import serving
 from lit_fed.callbacks.evaluation import log_results
-from lit_fed.core.conformal import covered_and_size, size_name
+from lit_fed.callbacks.report import populations_of
+from lit_fed.core.conformal import chance_of_fewer, covered_and_size, covered_by_class, size_name
 from lit_fed.core.reduce import all_reduce
+from lit_fed.core.types import Population, ServingBlock
 from lit_fed.metrics.scores import client_statistics
 from lit_fed.metrics.summary import DIRECTION, RunSummary
-from lit_fed.training.hooks import FederatedCallback, data_of, federated
+from lit_fed.system.names import few
+from lit_fed.system.packages import pd
+from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
+from lit_fed.training.output import write_table
 
 __all__ = ["PredictionSets"]
+
+CLEAR = 0.025
+"""Probability, over the number of classes, below which a coverage is clearly less than was asked for."""
 
 
 class PredictionSets(FederatedCallback):
@@ -28,10 +38,15 @@ class PredictionSets(FederatedCallback):
     unseen clients. `clients.csv` has both of each client, its `threshold`, infinite if there is none, and whether its
     own samples decided it (`own_threshold`) or those of all clients. Clients on nodes send both and keep their
     thresholds.
+
+    Sets hold the label of so many samples on average, and may miss most of a rare class. `coverage.csv` has each class
+    of each client: its test samples, the share that is covered, and the calibration samples of this class behind the
+    client's threshold (0: it says nothing about the class). A line names classes that are covered less than a
+    beta-binomial limit of 97.5 % allows, divided by the number of classes: `undercovered/seen` in the summary.
     """
 
     def __init__(self) -> None:
-        self._found: dict[str, dict[str, Tensor]] = {}  # by population and column, [E]
+        self._found: dict[str, dict[str, Tensor]] = {}  # by population and column, [E] or [E, classes]
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module, (seen, unseen) = federated(pl_module), data_of(trainer).populations
@@ -42,8 +57,10 @@ class PredictionSets(FederatedCallback):
     def _measure(
         self, trainer: Trainer, module: FederatedModule, population: Literal["seen", "unseen"], num_clients: int
     ) -> None:
-        rows = torch.zeros(num_clients, 5, dtype=torch.float64, device=module.device)
         elsewhere = module.federation.client_trainer
+        on_nodes = isinstance(elsewhere, serving.MeasuresElsewhere)
+        classes = 0 if module.target.continuous or on_nodes else module.target.num_classes
+        rows = torch.zeros(num_clients, 5 + 3 * classes, dtype=torch.float64, device=module.device)
         with trainer.precision_plugin.val_step_context():
             for given in data_of(trainer).serving(population, "test"):
                 batch = trainer.strategy.batch_to_device(given)
@@ -57,16 +74,21 @@ class PredictionSets(FederatedCallback):
                         found = module.predicted(block)
                         assert found.thresholds is not None
                         assert found.owned is not None
-                        held = covered_and_size(
-                            module.target, found.sizes, found.labels, found.log_prob, found.thresholds
-                        )
-                        each = found.sizes, *held, found.thresholds, found.owned
-                        rows[block.rows] = torch.stack([one.to(rows) for one in each], 1)
-        samples, covered, sizes, threshold, own = all_reduce(rows).cpu().unbind(1)
+                        served = module.target, found.sizes, found.labels, found.log_prob, found.thresholds
+                        each = found.sizes, *covered_and_size(*served), found.thresholds, found.owned
+                        parts = [torch.stack([one.double() for one in each], 1)]
+                        if classes:
+                            parts += [covered_by_class(*served).flatten(1), _held(block, classes)]
+                        rows[block.rows] = torch.cat(parts, 1).to(rows)
+        totals, by_class = all_reduce(rows).cpu().split([5, 3 * classes], 1)
+        samples, covered, sizes, threshold, own = totals.unbind(1)
         results = {"coverage": covered / samples, size_name(module.target): sizes / samples}
         self._found[population] = results | {"samples": samples}
-        if not isinstance(elsewhere, serving.MeasuresElsewhere):
+        if not on_nodes:
             self._found[population] |= {"threshold": threshold, "own": own}
+        if classes:
+            cases, hits, held = by_class.unflatten(1, (3, classes)).unbind(1)
+            self._found[population] |= {"cases": cases, "hits": hits, "held": held}
         for (name, values), larger in zip(results.items(), (None, False), strict=True):
             log_results(module, f"test/{population}", client_statistics(values, samples, name, larger_is_better=larger))
 
@@ -81,7 +103,12 @@ class PredictionSets(FederatedCallback):
                 columns["own_threshold"] = (found["own"] > 0).tolist()
 
     def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
-        size = size_name(module.target)
+        size, folder, coverage = size_name(module.target), results_folder(trainer), module.settings.conformal
+        assert coverage is not None
+        called = module.facts.class_names or map(str, range(module.target.num_classes))
+        names = [*called] if any("cases" in found for found in self._found.values()) else []
+        if names and folder is not None:
+            write_table(self._by_class(names, populations_of(data_of(trainer))), folder / "coverage.csv")
         summary.entries |= {f"{DIRECTION}coverage": None, f"{DIRECTION}{size}": False} if self._found else {}
         for population, found in self._found.items():
             held = found["samples"] > 0
@@ -95,6 +122,53 @@ class PredictionSets(FederatedCallback):
                 counts = int(own.sum()), int(shared.sum()), int((~own & ~shared).sum())
                 whose = ", ".join(f"{n} {name}" for n, name in zip(counts, ("own", "shared", "none"), strict=True) if n)
             summary.lines.append(
-                f"{population} clients: {covered:.1%} of the test samples covered, {module.settings.conformal:.1%} "
+                f"{population} clients: {covered:.1%} of the test samples covered, {coverage:.1%} "
                 f"asked for; mean {size.replace('_', ' ')} {mean:.4g}; thresholds: {whose}\n"
             )
+            if low := self._undercovered(found, coverage, names) if names else []:
+                least = f"{population} clients: sets cover clearly less than {coverage:.1%} of class"
+                said = f"{least} {few(low, between='; ')}"
+                summary.entries[f"undercovered/{population}"] = said
+                summary.lines.append(f"{said}\n")
+
+    def _behind(self, found: dict[str, Tensor]) -> Tensor:
+        """Calibration samples of each class behind the threshold of each client, [E, classes]."""
+        pooled = self._found["seen"]["held"].sum(0) * found["threshold"].isfinite()[:, None]
+        return torch.where(found["own"][:, None] > 0, found["held"], pooled)
+
+    def _by_class(self, names: Sequence[str], populations: dict[str, Population | None]) -> pd.DataFrame:
+        """One row for each client and class."""
+        tables = []
+        for name, found in self._found.items():
+            clients = populations[name]
+            assert clients is not None
+            called = [clients.names[one] for one in clients.positions.tolist()]
+            columns = {
+                "population": name, "client": np.repeat(called, len(names)), "class": [*names] * len(called),
+                "num_calibration": self._behind(found).flatten().long(), "num_test": found["cases"].flatten().long(),
+                "coverage": (found["hits"] / found["cases"]).flatten(),
+            }  # fmt: skip
+            tables.append(pd.DataFrame(columns))
+        return pd.concat(tables, ignore_index=True)
+
+    def _undercovered(self, found: dict[str, Tensor], coverage: float, names: Sequence[str]) -> list[str]:
+        """The classes that are covered clearly less than was asked for, the least covered one first."""
+        finite, own = found["threshold"].isfinite(), found["own"] > 0
+        unit = torch.where(own, torch.arange(len(own)), len(own))[finite]  # clients of the shared threshold are one
+        cases = torch.zeros(len(own) + 1, len(names), dtype=torch.float64).index_add_(0, unit, found["cases"][finite])
+        held = torch.zeros(len(own) + 1, dtype=torch.float64).index_copy_(0, unit, self._behind(found)[finite].sum(1))
+        hits, limit, low = found["hits"][finite].sum(0), CLEAR / max(1, int((cases.sum(0) > 0).sum())), []
+        for own_cases, covered, name in zip(cases.T, hits.tolist(), names, strict=True):
+            some, number = own_cases > 0, int(own_cases.sum())
+            given = own_cases[some].numpy(), held[some].numpy()
+            if number and chance_of_fewer(int(covered), *given, coverage) < limit:
+                low.append((covered / number, f"{name} ({covered / number:.1%} of {number} test samples)"))
+        return [said for _, said in sorted(low)]
+
+
+def _held(block: ServingBlock, classes: int) -> Tensor:
+    """Calibration samples of each class of each client, [C, classes]."""
+    if block.calibration is None:
+        return torch.zeros(len(block.client_ids), classes, dtype=torch.float64)
+    each = [block.calibration.client(one).y.flatten().cpu() for one in block.client_ids.tolist()]
+    return torch.stack([torch.bincount(y.long(), minlength=classes) for y in each]).double()

@@ -433,7 +433,7 @@ class _BlendCLI(FederatedCLI):
         largest = weights.mixture.argmax(1)
         rows = [
             [f"pi_{name}", str(run.folder), f"{float(weights.prior[k]):.2f}"]
-            + [f"{int((largest == k).sum())} of {len(largest)}"]
+            + [f"{int((largest == k).sum())} of {len(largest)} clients"]
             for k, (run, name) in enumerate(zip(self.runs, _names(self.runs), strict=True))
         ]
         if weights.chance is not None:
@@ -441,7 +441,7 @@ class _BlendCLI(FederatedCLI):
             table = _verdict(*given)
             write_table(table, folder / "verdict.csv")
             print_line(in_words(table))
-        print_rows("weights", ("column", "run", "common", "largest of clients"), rows, words=2)
+        print_rows("weights", ("column", "run", "common weight", "largest weight for"), rows, words=2)
         sys.stdout.write(
             f"test, predict, personalize and export take it as --ckpt_path {last_checkpoint(self.trainer)}\n"
         )

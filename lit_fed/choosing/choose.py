@@ -18,11 +18,11 @@ from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from lit_fed.choosing.blend import Restored, blend, most_likely
-from lit_fed.command_line.arguments import options_in
+from lit_fed.command_line.arguments import divided, prepared, with_place
 from lit_fed.command_line.parser import FederatedParser, command_parser
-from lit_fed.command_line.several_fits import Fit, made
+from lit_fed.command_line.several_fits import DECIDED, Fit, made
 from lit_fed.core.local_solver import is_searched
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import given_path
 from lit_fed.system.folder_lock import claimed
 from lit_fed.system.machine import cores, require_cores
@@ -81,12 +81,15 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
         ConfigError: naming a refused argument; nothing has been run then.
         CutShort: after Ctrl-C.
     """
-    own, others = _divided(arguments)
+    own, others = divided(arguments, (*OWN, "--help", "-h"))
     given = choose_parser().parse_args(own)
     require_cores(given.jobs or 1, "--jobs")
     output = given_path(given.output, "--output")
     check_writable(output, "--output")
+    _refuse_decided(others)
     usual = parse(["fit", *others]).fit
+    if usual.get("init_from") is not None:  # of a configuration
+        raise ConfigError(f"init_from of the configuration: {DECIDED['--init_from']}; leave it out")
     is_linear = str(usual.model.network.class_path).rpartition(".")[2] == "Linear"
     names = given.candidates or [*CANDIDATES, "MixedEffects" if is_linear else "PartialPooling"]
     solver, rounds = usual.model.solver, usual.trainer.max_epochs
@@ -94,6 +97,9 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
         solver.lr = RATES["sgd" if solver.optimizer == "sgd" else "adam"]
     others = [*others, f"--model.solver.lr={json.dumps(solver.lr)}"]
     names = [*dict.fromkeys(one for one in names if one != "Local"), "Local"]
+    said = f"--model.algorithm: choose trains {', '.join(names)} (--candidates); its options go to those that have them"
+    if (placed := with_place(prepared(others), said)) != said:  # a configuration has it
+        notice(placed)
     on_messages = [(kind, one) for kind in features() if kind.acts_on_messages for one in fields(kind)]
     around = {one.name: kind for kind, one in on_messages if usual.model[one.name] not in (None, one.default)}
     if is_searched(solver.lr) and any(kind.is_private for kind in around.values()):
@@ -103,7 +109,9 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
         )
     without = [f"--model.{one.name}={json.dumps(one.default)}" for _, one in on_messages if one.name in around]
     components = COMPONENTS if given.components else ()
-    fits = _fits(names, others, output / "candidates", parse, components, without)
+    held_out = divided(others, ["--data.val_fraction"])[0] or usual.data.val_fraction
+    common = [*others, *([] if held_out else ["--data.val_fraction", "0.2"])]
+    fits = _fits(names, common, output / "candidates", parse, components, without)
     with redirect_stderr(StringIO()):  # each run says these notices itself
         Restored(["validate", *fits[-1].arguments]).datamodule.setup()  # data that cannot be read are refused now
     jobs = min(given.jobs or len(cores()), len(fits))
@@ -124,17 +132,15 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
         blend(others_kept, output, alone=alone, half=bool(given.components))
 
 
-def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of this command, and those of `fit`."""
-    own: list[str] = []
-    others: list[str] = []
-    into = others
-    for one in arguments:
-        if one.startswith("-"):
-            is_own = one.partition("=")[0] in (*OWN, "--help", "-h")
-            into = own if is_own else others
-        into.append(one)
-    return own, others
+def _refuse_decided(given: Sequence[str]) -> None:
+    """Refuse options of `fit` that are decided here.
+
+    Raises:
+        ConfigError: naming the option and the fix.
+    """
+    for option, instead in DECIDED.items():
+        if divided(given, [option])[0]:
+            raise ConfigError(f"{option} is decided by choose; leave it out: {instead}")
 
 
 def _fits(
@@ -144,16 +150,11 @@ def _fits(
     """The trainings of the candidates; those whose settings are refused are left out, which is said.
 
     Raises:
-        ConfigError: if a setting is given that the command decides, or Local is refused.
+        ConfigError: if Local is refused.
     """
-    options = {option for option, _ in options_in(["fit", *given])}
-    for option in ("--model.algorithm", "--name", "--ckpt_path", "--trainer.default_root_dir", "--trainer.logger"):
-        if option in options:
-            raise ConfigError(f"{option} is decided by choose; leave it out, or give --candidates or --output")
-    common = [*given, *([] if "--data.val_fraction" in options else ["--data.val_fraction", "0.2"])]
     found = []
     for name in names:
-        arguments = [*common, "--model.algorithm", name, *(without if name == "Local" else ())]  # it sends nothing
+        arguments = [*given, "--model.algorithm", name, *(without if name == "Local" else ())]  # it sends nothing
         if name == "MixedEffects":
             arguments += ["--model.solver.lr", "0.1"]  # which it does not use
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from lit_fed.system.files import os_error_text, quote
 from lit_fed.system.plain_yaml import read_yaml
 
 __all__ = [
-    "CONFIG", "config_files", "configs_folder", "default_name", "giving_way", "options_in", "prepared", "shipped",
-    "with_checkpoint", "with_place", "with_values",
+    "CONFIG", "config_files", "configs_folder", "default_name", "divided", "giving_way", "options_in", "prepared",
+    "shipped", "with_checkpoint", "with_place", "with_values",
 ]  # fmt: skip
 
 CONFIG = ("-c", "--config")
@@ -55,6 +55,23 @@ def options_in(given: Sequence[str]) -> Iterator[tuple[str, str]]:
         option, equals, value = argument.partition("=")
         yield (option, value) if equals and option.startswith("-") else (before, argument)
         before = argument
+
+
+def divided(given: Sequence[str], options: Collection[str]) -> tuple[list[str], list[str]]:
+    """The arguments of some options, those of their classes among them, and all others; values follow their option.
+
+    Example:
+        >>> divided(["--name", "x", "--model.algorithm.mu=1", "--data.seed", "-1"], ("--name", "--model.algorithm"))
+        (['--name', 'x', '--model.algorithm.mu=1'], ['--data.seed', '-1'])
+    """
+    parts: tuple[list[str], list[str]] = [], []
+    into = parts[1]
+    for one in given:
+        if re.match("--?[a-zA-Z]", one):
+            option = one.partition("=")[0]
+            into = parts[not any(option == name or option.startswith(f"{name}.") for name in options)]
+        into.append(one)
+    return parts
 
 
 def prepared(given: Sequence[str]) -> list[str]:

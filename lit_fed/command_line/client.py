@@ -243,7 +243,10 @@ def _say_verdict(given: Namespace, load: Callable[[], ModuleType]) -> None:
     from lit_fed.metrics.verdict import in_words
     from lit_fed.training.output import check_table_file, prediction_table, write_table
 
-    paths = [None if one is None else check_table_file(one) for one in (given.output, given.predictions)]
+    named = {"--output": given.output, "--predictions": given.predictions}
+    paths = [None if file is None else check_table_file(file, option) for option, file in named.items()]
+    if None not in paths and len({one and one.resolve() for one in paths}) == 1:
+        raise ConfigError(f"--output and --predictions are both {given.output}; give each table a file of its own")
     folders = _folders(given)
     trainings = {
         run: KeptTraining(*folders, *settings_in([config], load), run)

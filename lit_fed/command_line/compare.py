@@ -22,12 +22,14 @@ from lit_fed.metrics.scores import STATISTICS
 from lit_fed.pictures import style
 from lit_fed.pictures.comparison import draw_comparison
 from lit_fed.system.files import owner_only, write_atomically
+from lit_fed.system.names import few
 from lit_fed.system.packages import pd
 from lit_fed.training.finished_runs import (
     FinishedRun,
     Group,
     compared,
     find_run,
+    further_differences,
     grouped,
     metric_of,
     named,
@@ -54,7 +56,10 @@ def add_runs(parser: FederatedParser) -> None:
         help="folder of a run, runs/<name>/version_<n>, or runs/<name> for its newest version.",
     )  # fmt: skip
     parser.add_argument(
-        "--names", nargs="+", type=str, help="name of each row, after the runs; by default the differing settings."
+        "--names",
+        nargs="+",
+        type=str,
+        help="name of each row, after the runs; by default its algorithm, or else the differing settings.",
     )
     parser.add_argument("--different_data", action="store_true", help="put runs on different data side by side.")
 
@@ -64,7 +69,7 @@ def compare_parser() -> FederatedParser:
     parser = command_parser(
         "compare", "[options] RUN [RUN …]",
         "Runs that differ only in their seeds are one row, mean and standard "
-        "deviation. Names are the differences between the configurations.",
+        "deviation. Names are the algorithms where these tell rows apart, else the differences between configurations.",
     )  # fmt: skip
     add_runs(parser)
     parser.add_argument(
@@ -154,7 +159,7 @@ def columns_of(metric: str) -> dict[str, str]:
 
 
 def varied(groups: Sequence[Group]) -> str:
-    """What runs of a row differ in, seeds of the training, of the data, or both; and the seeds of the training."""
+    """What runs of a row differ in, seeds of training or data; the seeds; and what else rows differ in."""
     kinds: dict[str, list[str]] = {}
     for name, runs in groups:
         data = len({json.dumps(run.config.get("data"), sort_keys=True) for run in runs}) > 1
@@ -167,7 +172,9 @@ def varied(groups: Sequence[Group]) -> str:
     of_training, of_data = (", ".join(dict.fromkeys(one)) for one in seeds)
     texts = [what if len(kinds) == 1 else f"{what} ({', '.join(names)})" for what, names in kinds.items()]
     said = f"±: one standard deviation over seeds of {'; of '.join(texts)}. " if texts else ""
-    return f"{said}Seeds: {of_training} (training), {of_data} (data)."
+    further = further_differences(groups)
+    more = f" Rows also differ in {few(further, 5)}." if further else ""
+    return f"{said}Seeds: {of_training} (training), {of_data} (data).{more}"
 
 
 def _data_seed(config: dict[str, Any]) -> Any:
@@ -187,7 +194,7 @@ def pairs_table(groups: Sequence[Group], metric: str) -> ResultTable:
         worse = "" if table["gain"].isna().all() else str((table["gain"] < 0).sum())
         rows.append([second.name, first.name, *numbers, worse, str(len(table))])
         p.append(gap.p)
-    headings = ["run", "other", f"difference{unit}", "from", "to", "clients that lose", "of", "p"]
+    headings = ["run", "other", f"difference{unit}", "from", "to", "worse clients", "of", "p"]
     rows = [[*row, f"{one:.3f}"] for row, one in zip(rows, holm(p), strict=True)]
     return ResultTable(PAIRED, headings, rows, INTERVALS, words=2)
 

@@ -20,15 +20,17 @@ import yaml
 from lit_fed.command_line import compare
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.command_line.report_predictions import Predictions, calibration_figure
+from lit_fed.data.data_sets.base import names_of
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.paired import Difference, mean_difference
-from lit_fed.metrics.verdict import in_words
+from lit_fed.metrics.verdict import COLUMNS, in_words, metric_in
 from lit_fed.pictures import style
 from lit_fed.pictures.comparison import comparison_figures
 from lit_fed.system.files import given_path, owner_only, write_atomically
+from lit_fed.system.foreign_files import read_table
 from lit_fed.system.packages import mpl, pd
 from lit_fed.training import finished_runs
-from lit_fed.training.finished_runs import FinishedRun, Group
+from lit_fed.training.finished_runs import FinishedRun, Group, class_name
 from lit_fed.training.output import check_writable
 
 __all__ = ["report_parser", "report_runs", "write_report"]
@@ -41,6 +43,9 @@ MOST_LOSERS = 20
 
 MOST_ALIKE = 10
 """Upper limit of clients that are shown as like one."""
+
+MOST_CLASSES = 20
+"""Upper limit of classes in a table."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --line: #d9dee5; --page: #fff; --head: #f3f5f8; }
@@ -77,8 +82,8 @@ def report_parser() -> FederatedParser:
     parser.add_argument("--metric", type=str | None, help="metric to report; by default accuracy or, for numbers, mse.")
     parser.add_argument(
         "--by", type=str | None, metavar="COLUMN",
-        help="results of groups of samples, such as sex or age, by a column of predictions.csv that `predict --keep` "
-        "copied.",
+        help="results of groups of samples, by a column of predictions.csv that `predict --keep` copied; several, as "
+        "in sex,age, have a table each.",
     )  # fmt: skip
     parser.add_argument(
         "--like",
@@ -102,8 +107,8 @@ def report_runs(arguments: list[str]) -> None:
         raise ConfigError(f"--output {output}: a report is one file; end its name in .html")
     runs = [Path(run) for run in given.runs]
     write_report(
-        runs, output, given.metric, given.names, by=given.by, like=given.like, anonymous=given.anonymous,
-        different_data=given.different_data,
+        runs, output, given.metric, given.names, by=names_of(given.by or ""), like=given.like,
+        anonymous=given.anonymous, different_data=given.different_data,
     )  # fmt: skip
     sys.stdout.write(f"report: {output}\n")
 
@@ -114,7 +119,7 @@ def write_report(
     metric: str | None = None,
     names: Sequence[str] | None = None,
     *,
-    by: str | None = None,
+    by: Sequence[str] = (),
     like: str | None = None,
     anonymous: bool = False,
     different_data: bool = False,
@@ -126,7 +131,7 @@ def write_report(
         output: the page; readable by its owner only if a run was private, since ε does not cover results of clients.
         metric: the metric to report; None: the first that all runs have.
         names: names of the rows; None: the differences between the runs.
-        by: column of `predictions.csv` by which samples are grouped; None: they are not.
+        by: columns of `predictions.csv` by each of which samples are grouped.
         like: name of a client whose nearest clients by mixture weights are shown; None: none are.
         anonymous: leave out the names of clients, and the settings, which may name them.
         different_data: accept runs on different data.
@@ -140,13 +145,16 @@ def write_report(
     groups = finished_runs.named(finished_runs.grouped(runs), names, hidden)
     if not different_data:
         finished_runs.refuse_other_data(groups)
-    if anonymous and by == "client":
+    if anonymous and "client" in by:
         raise ConfigError("--by client names the clients, and --anonymous leaves their names out; give one of both")
     if anonymous and like is not None:
         raise ConfigError(f"--like {like} names clients, and --anonymous leaves their names out; give one of both")
     page = _Page(groups, metric, anonymous, by, like)
-    if by is not None and not any(True for _ in page.predictions()):
-        raise ConfigError(f"--by {by}: no run has a predictions.csv with labels; make it by `predict --keep {by}`")
+    if by and not any(True for _ in page.predictions()):
+        given = ",".join(by)
+        raise ConfigError(
+            f"--by {given}: no run has a predictions.csv with labels; make it by `predict --keep {given}`"
+        )
     if like is not None and not page.alike():
         raise ConfigError(
             f"--like {like}: no run has mixture weights of a client of this name in clients.csv; give a run of FedEM "
@@ -168,7 +176,7 @@ class _Loss(NamedTuple):
     def __str__(self) -> str:
         populations = self.table.groupby("population")["gain"]
         counts = [f"{(gain < 0).sum():,} of {len(gain):,} {name} clients" for name, gain in populations]
-        return f"{self.name} is worse than {self.baseline} for {' and '.join(counts)}."
+        return f"{self.name} is worse than {self.baseline} for {' and '.join(counts)}, clearly or by chance."
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
@@ -197,13 +205,27 @@ def _note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
 
 
-def _class(value: Any) -> str:
-    """The name of a class in a configuration."""
-    return str(value.get("class_path", "")).rpartition(".")[2] if isinstance(value, dict) else ""
+def _rate(run: FinishedRun) -> str:
+    """The learning rate of the first round, which a search may have found; "" of a blend, which trains nothing."""
+    if run.algorithm == finished_runs.BLEND:
+        return ""
+    given = run.config.get("model", {}).get("solver", {}).get("lr", "")
+    used = run.history["lr"].dropna().tolist() if "lr" in run.history else []
+    return f"{used[0]:g}" if used else "default" if given is None else str(given)
 
 
-def _algorithm(run: FinishedRun) -> str:
-    return _class(run.config.get("model", {}).get("algorithm")) or str(run.summary.entries.get("algorithm", ""))
+def _covered(hits: int, held: int, number: int) -> str:
+    """Covered test samples of a class, and whether a client's threshold says nothing about it."""
+    return " ".join([*([f"{hits} of {number}"] if number else []), *(["unknown"] if not held else [])])
+
+
+def _held_out(run: FinishedRun) -> str:
+    """The command that predicts samples which trained nothing and are no test samples."""
+    if run.config.get("data", {}).get("val_fraction") or any(f"{key}".startswith("val/") for key in run.history):
+        return "predict --split val"
+    if "test/seen/coverage" in run.summary.entries:
+        return "predict --split calibration"
+    return "this run has none; train with --data.val_fraction 0.2, then predict --split val"
 
 
 class _Page(NamedTuple):
@@ -212,7 +234,7 @@ class _Page(NamedTuple):
     groups: Sequence[Group]
     metric: str
     anonymous: bool
-    by: str | None = None
+    by: Sequence[str] = ()
     like: str | None = None
 
     @property
@@ -223,17 +245,18 @@ class _Page(NamedTuple):
         title = escape(f"Report: {', '.join(group.name for group in self.groups)}")
         results = compare.cells_of(compare.comparison_table(self.groups, self.metric), self.metric)
         losses = self.losses()
-        about = "weighted by their samples; worst decile: their 10th percentile; ±: one standard deviation over seeds"
+        about = "weighted by their test samples; worst decile: their 10th percentile"
         parts = [
             f"<h1>{title}</h1>", *self.verdicts(), *(f"<p>{escape(str(loss))}</p>" for loss in losses),
             f"<p><strong>{PRIVATE}</strong></p>" if self.is_private else "",
-            *(f"<p><strong>{escape(line)}</strong></p>" for line in self.diverged()),
+            *(f"<p><strong>{escape(line)}</strong></p>" for line in self.warnings()),
             "<h2>What was run</h2>", _table(*self.facts(), words=4),
             "<h2>Results</h2>", _table(*results),
             _note(f"Test {self.metric}, mean over clients, {about}. Unseen clients took no part in the training."),
+            _note(compare.varied(self.groups)),
             *self.other_metrics(), "<h2>Figures</h2>", self.figures(), *self.pictures(),
             "<h2>Clients that lose</h2>", self.losers(losses),
-            *self.samples(), *self.alike(), "<h2>All clients</h2>", *self.clients(),
+            *self.coverage(), *self.samples(), *self.alike(), "<h2>All clients</h2>", *self.clients(),
             "<h2>Costs</h2>", _table(*self.costs()), _note("All clients and rounds; means over seeds."),
             "" if self.anonymous else "<h2>Settings</h2>" + "".join(map(self.settings, self.groups)),
         ]  # fmt: skip
@@ -244,41 +267,59 @@ class _Page(NamedTuple):
         ]  # fmt: skip
         return "\n".join([*head, "<body>", *filter(None, parts), "</body>\n</html>\n"])
 
+    def runs(self) -> Iterator[tuple[str, FinishedRun]]:
+        """Every run, with a name of its own."""
+        for name, runs in self.groups:
+            for run in runs:
+                yield name if len(runs) == 1 else f"{name} ({run.name}/{run.folder.name})", run
+
+    def gains(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """The table of gains over training alone of each run of `choose`, with the run's name."""
+        for name, run in self.runs():
+            path = run.folder / "verdict.csv"
+            if path.is_file():
+                yield name, read_table(path, finished_runs.FIX, ("client", "served", "verdict"), ("num_test",))
+
     def verdicts(self) -> list[str]:
         """Whether joining pays, for each run of `choose`: a line for all clients and a table."""
-        parts = []
-        for name, runs in self.groups:
-            for run in (one for one in runs if (one.folder / "verdict.csv").is_file()):
-                table = pd.read_csv(run.folder / "verdict.csv", dtype={"client": str})
-                if self.anonymous:
-                    table["client"] = [str(number + 1) for number in range(len(table))]
-                rows = (
-                    [f"{one:.4g}" if isinstance(one, float) else str(one) for one in row]
-                    for row in table.itertuples(index=False)
-                )
-                parts += [
-                    f"<h2>Does it pay to join?</h2><p><strong>{escape(f'{name}: {in_words(table)}.')}</strong></p>"
-                ]
-                parts += [_table([one.replace("_", " ") for one in table.columns], rows, words=2)]
+        parts, called = [], self.called()
+        for name, table in self.gains():
+            table["client"] = [called.get(("seen", one), "?") for one in table["client"]]
+            rows = (
+                [f"{one:.4g}" if isinstance(one, float) else str(one) for one in row]
+                for row in table.itertuples(index=False)
+            )
+            said, metric = escape(f"{name}: {in_words(table)}."), metric_in(table)
+            parts += [
+                f"<h2>Does it pay to join?</h2><p><strong>{said}</strong></p>",
+                _table(list(table.columns), rows, words=2),
+            ]
+            named = ((f"{metric}{one}" if one[0] == "_" else one, meaning) for one, meaning in COLUMNS.items())
+            parts += [_note(f"{one}: {meaning.replace('`', '')}.") for one, meaning in named]
         return parts
 
-    def diverged(self) -> list[str]:
-        """A line for each run that diverged."""
-        runs = [(name, run.summary.entries) for name, runs in self.groups for run in runs]
-        return [f"{name}: {entries['diverged']}." for name, entries in runs if "diverged" in entries]
+    def warnings(self) -> list[str]:
+        """Lines for each run that diverged, or whose prediction sets miss a class."""
+        keys = ("diverged", "undercovered/seen", "undercovered/unseen")
+        return [
+            f"{name}: {run.summary.entries[key]}."
+            for name, run in self.runs()
+            for key in keys
+            if key in run.summary.entries
+        ]
 
     def facts(self) -> tuple[list[str], list[list[str]]]:
         rows = []
         for name, runs in self.groups:
             config, summary = runs[0].config, runs[0].summary.entries
             data, model = config.get("data", {}), config.get("model", {})
-            sizes, rate = runs[0].clients["population"].value_counts(), model.get("solver", {}).get("lr", "")
+            sizes = runs[0].clients["population"].value_counts()
             facts = {
-                "run": name, "algorithm": _algorithm(runs[0]),
-                "data": f"{_class(data.get('dataset'))} {_class(data.get('partition'))}",
-                "network": _class(model.get("network")),
+                "run": name, "algorithm": runs[0].algorithm,
+                "data": f"{class_name(data.get('dataset'))} {class_name(data.get('partition'))}",
+                "network": class_name(model.get("network")),
                 "clients": ", ".join(f"{sizes[one]:,} {one}" for one in ("seen", "unseen") if one in sizes),
-                "rounds": summary.get("rounds", ""), "lr": "default" if rate is None else rate,
+                "rounds": summary.get("rounds", ""), "lr": ", ".join(dict.fromkeys(map(_rate, runs))),
                 "seeds": ", ".join(str(run.config.get("seed_everything", "?")) for run in runs),
                 **({"ε": summary.get("privacy/epsilon", "")} if self.is_private else {}),
                 "lit_fed": summary.get("versions/lit_fed", ""),
@@ -306,8 +347,8 @@ class _Page(NamedTuple):
 
     def losses(self) -> list[_Loss]:
         """Every group beside every baseline with the same clients; none if the metric has no known direction."""
-        baselines = [group for group in self.groups if _algorithm(group.runs[0]) in BASELINES]
-        judged = [group for group in self.groups if _algorithm(group.runs[0]) != BASELINES[0]]
+        baselines = [group for group in self.groups if group.runs[0].algorithm in BASELINES]
+        judged = [group for group in self.groups if group.runs[0].algorithm != BASELINES[0]]
         found = []
         for group, baseline in itertools.product(judged, baselines):
             table = finished_runs.compared(group.runs, baseline.runs, self.metric)
@@ -315,6 +356,12 @@ class _Page(NamedTuple):
             if group is not baseline and seen["gain"].notna().any():
                 table = table.sort_values("gain", kind="stable")
                 found.append(_Loss(group.name, baseline.name, table, mean_difference(seen)))
+        for name, gains in self.gains() if BASELINES[0] not in {one.runs[0].algorithm for one in baselines} else ():
+            if metric_in(gains) == self.metric:
+                columns = {"num_test": "samples", f"{self.metric}_served": "value", f"{self.metric}_alone": "other"}
+                table = gains.rename(columns=columns).assign(population="seen", division="")
+                table = table.sort_values("gain", kind="stable")
+                found.append(_Loss(name, "training alone", table, mean_difference(table)))
         return found
 
     def losers(self, losses: Sequence[_Loss]) -> str:
@@ -322,8 +369,7 @@ class _Page(NamedTuple):
             return f"<p>Not known: give runs of {' or '.join(BASELINES)} on the same clients, too.</p>"
         factor, unit = style.percent(self.metric)
         digits = ".1f" if unit else ".4g"
-        numbers: dict[Any, str] = {}  # a client has the same number in every table
-        parts = []
+        parts, called = [], self.called()
         for loss in losses:
             mean, low, high = (
                 f"{factor * value:+{digits}}" for value in (loss.mean.mean, loss.mean.low, loss.mean.high)
@@ -334,14 +380,12 @@ class _Page(NamedTuple):
             row: Any
             cells = []
             for row in rows.head(MOST_LOSERS).itertuples():
-                name = numbers.setdefault((row.population, row.client, row.division), f"client {len(numbers) + 1}")
                 values = [f"{factor * one:{digits}}" for one in (row.value - row.other, row.value, row.other)]
-                shown = name if self.anonymous else str(row.client)
-                cells.append([f"{shown} ({row.population})", *values, str(row.samples)])
+                cells.append([f"{called[row.population, row.client]} ({row.population})", *values, str(row.samples)])
             headings = ["client", *(name + unit for name in ("difference", loss.name, loss.baseline)), "test samples"]
             more = f", the {MOST_LOSERS} that lose most of {len(rows):,}" if len(rows) > MOST_LOSERS else ""
             parts.append(_table(headings, cells) + _note(f"Clients that are worse{more}.") if cells else "")
-        about = "The interval is over clients, and leaves out the chance of another training."
+        about = "Clients are weighted by their test samples. The interval leaves out the chance of another training."
         return "\n".join([*parts, _note(f"{about} Clients with few test samples are uncertain.")])
 
     def other_metrics(self) -> list[str]:
@@ -354,19 +398,19 @@ class _Page(NamedTuple):
             parts += [f"<h3>{escape(metric)}</h3>", _table(*table)]
         return parts
 
-    def predictions(self) -> Iterator[tuple[str, Predictions]]:
+    def predictions(self) -> Iterator[tuple[str, FinishedRun, Predictions]]:
         """The predictions of each run that has them, with its name."""
-        for name, runs in self.groups:
-            for run in runs:
-                if (found := Predictions.of(run.folder)) is not None:
-                    yield name if len(runs) == 1 else f"{name} ({run.name}/{run.folder.name})", found
+        for name, run in self.runs():
+            found = Predictions.of(run.folder, with_sets="test/seen/coverage" in run.summary.entries)
+            if found is not None:
+                yield name, run, found
 
     def samples(self) -> list[str]:
         """Groups of samples, calibration and thresholds of each run with predictions; else how to get them."""
         parts = []
-        for name, found in self.predictions():
-            if self.by is not None:
-                parts += [f"<h2>{escape(f'{name}: by {self.by}')}</h2>", _table(*found.groups(self.by))]
+        for name, run, found in self.predictions():
+            for column in self.by:
+                parts += [f"<h2>{escape(f'{name}: by {column}')}</h2>", _table(*found.groups(column))]
             if found.positive is not None:
                 figure = _figure(calibration_figure(found), "calibration")
                 parts += [
@@ -374,12 +418,54 @@ class _Page(NamedTuple):
                     _table(*found.calibration_table(), words=0), _table(*found.thresholds()),
                     _note(
                         f"From this probability on, {found.classes[1]!r} is said. PPV, NPV: share of right ones among "
-                        "those said and not said. Choose a threshold on other samples: predict --split val."
+                        f"those said and not said. Choose a threshold on other samples: {_held_out(run)}."
                     ),
                 ]  # fmt: skip
         return parts or [
             _note("The command lit-fed predict writes predictions, by which calibration and thresholds are shown here.")
         ]
+
+    def coverage(self) -> list[str]:
+        """Each class under the prediction sets of each run, of all clients and of each."""
+        parts, called = [], self.called()
+        for name, run in self.runs():
+            path = run.folder / "coverage.csv"
+            if not path.is_file():
+                continue
+            texts, wholes = ("population", "client", "class"), ("num_calibration", "num_test")
+            table = read_table(path, finished_runs.FIX, texts, wholes)
+            table["hits"] = (table["coverage"].clip(0, 1) * table["num_test"]).round().fillna(0).astype(int)
+            rows: list[list[str]] = []
+            for key, own in table.groupby(["population", "class"], sort=False):
+                number, unknown = own["num_test"].sum(), (own["num_calibration"] == 0).sum()
+                covered = f"{100 * own['hits'].sum() / number:.1f}" if number else ""
+                rows.append([*map(str, key), f"{number:,}", covered, f"{unknown:,} of {len(own):,}"])
+            rows.sort(key=lambda row: float(row[3] or "inf"))
+            more = f" The {MOST_CLASSES} of {len(rows):,} that are covered least." if len(rows) > MOST_CLASSES else ""
+            headings = ["clients", "class", "test samples", "covered (%)", "unknown to"]
+            parts += [
+                f"<h2>{escape(name)}: prediction sets by class</h2>", _table(headings, rows[:MOST_CLASSES], words=2),
+                _note(
+                    "The coverage that was asked for is an average over classes: sets may miss most of a rare one. "
+                    "Unknown: no calibration sample behind a client's threshold is of this class, so that it says "
+                    f"nothing about it.{more}"
+                ),
+            ]  # fmt: skip
+            classes = list(dict.fromkeys(table["class"]))
+            if len(classes) <= MOST_CLASSES:
+                cells = [
+                    [called.get(key, "?"), *(_covered(*one) for one in own[["hits", *wholes]].itertuples(index=False))]
+                    for key, own in table.groupby(["population", "client"], sort=False)
+                ]
+                body = _table(["client", *classes], cells)
+                parts.append(f"<details><summary>covered test samples of each client</summary>{body}</details>")
+        return parts
+
+    def called(self) -> dict[Any, str]:
+        """Names of the clients in all tables, by population and name: numbers where names are left out."""
+        each = (run.clients[["client", "population"]].itertuples(index=False, name=None) for _, run in self.runs())
+        keys = enumerate(sorted({key for one in each for key in one}))
+        return {(of, one): f"client {place + 1}" if self.anonymous else one for place, (one, of) in keys}
 
     def alike(self) -> list[str]:
         """The clients whose mixture weights are closest to those of `like`, of each run that has some."""
@@ -402,12 +488,11 @@ class _Page(NamedTuple):
 
     def clients(self) -> list[str]:
         """Every client with every metric, a table for each run, closed at first."""
-        parts = []
+        parts, called = [], self.called()
         for name, runs in self.groups:
             for run in runs:
                 table = run.clients.drop(columns="client_id", errors="ignore").sort_values("client", kind="stable")
-                if self.anonymous:
-                    table = table.assign(client=[f"client {number + 1}" for number in range(len(table))])
+                table["client"] = [called[key] for key in zip(table["population"], table["client"], strict=True)]
                 rows = [
                     ["" if one != one else f"{one:.4g}" if isinstance(one, float) else str(one) for one in row]
                     for row in table.itertuples(index=False)

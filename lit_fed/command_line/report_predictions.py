@@ -13,6 +13,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.pictures import style
 from lit_fed.system.files import quote
 from lit_fed.system.packages import mpl, pd
+from lit_fed.system.spreadsheets import unquoted_table
 
 __all__ = ["Predictions", "calibration_figure"]
 
@@ -40,18 +41,23 @@ class Predictions(NamedTuple):
     """The labelled samples of `predictions.csv`."""
 
     frame: pd.DataFrame
+    with_sets: bool = False  # whether columns `set`, `lower` and `upper` are of prediction sets, and not of `--keep`
 
     @classmethod
-    def of(cls, folder: Path) -> Predictions | None:
+    def of(cls, folder: Path, *, with_sets: bool = False) -> Predictions | None:
         """Those in the folder of a run; None if there are none, or no sample has one class or number as label."""
         path = folder / "predictions.csv"
         if not path.is_file():
             return None
-        frame = pd.read_csv(path, dtype={"client": str}, keep_default_na=False, na_values=[""])  # NA may be a label
+        columns = pd.read_csv(path, nrows=0).columns
+        texts = ["client", *(["label", "prediction", "set"] if any(one.startswith(CHANCES) for one in columns) else [])]
+        frame = pd.read_csv(
+            path, dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values=[""], low_memory=False
+        )  # NA may be a label
         if not {"label", "prediction"} <= set(frame.columns):
             return None
-        frame = frame[frame["label"].notna()]
-        return cls(frame) if len(frame) else None
+        frame = unquoted_table(frame[frame["label"].notna()])
+        return cls(frame, with_sets) if len(frame) else None
 
     @property
     def classes(self) -> list[str]:
@@ -85,20 +91,33 @@ class Predictions(NamedTuple):
             values = values.astype(str)
         headings, rows = [by, "samples", *self._names], []
         for name, own in self.frame.groupby(values, observed=True):
-            rows.append([str(name), f"{len(own):,}", *Predictions(own)._results])
+            rows.append([str(name), f"{len(own):,}", *self._replace(frame=own)._results])
         return headings, [*rows, ["all", f"{len(self.frame):,}", *self._results]]
 
     @property
-    def _names(self) -> list[str]:
+    def _covered(self) -> pd.Series | None:
+        """Whether the set or interval of each sample holds its label; None without any."""
+        if not self.with_sets or not {"set"} | {"lower", "upper"} & set(self.frame.columns):
+            return None
         if not self.classes:
-            return ["mse", "mean error"]
-        return ["accuracy (%)", *(["AUROC (%)", f"{self.classes[1]!r} (%)"] if self.positive is not None else [])]
+            return self.frame["label"].between(self.frame["lower"], self.frame["upper"])
+        pairs = zip(self.frame["label"], self.frame["set"].fillna(""), strict=True)
+        return pd.Series([label in held.split("|") for label, held in pairs])
+
+    @property
+    def _names(self) -> list[str]:
+        last = [] if self._covered is None else ["coverage (%)"]
+        if not self.classes:
+            return ["mse", "mean error", *last]
+        of_two = ["AUROC (%)", f"{self.classes[1]!r} (%)"] if self.positive is not None else []
+        return ["accuracy (%)", *of_two, *last]
 
     @property
     def _results(self) -> list[str]:
+        last = [] if self._covered is None else [f"{100 * self._covered.mean():.1f}"]
         if not self.classes:
             error = self.frame["prediction"] - self.frame["label"]
-            return [f"{(error**2).mean():.4g}", f"{error.mean():+.4g}"]
+            return [f"{(error**2).mean():.4g}", f"{error.mean():+.4g}", *last]
         hits = self.frame["prediction"].astype(str) == self.frame["label"].astype(str)
         found = [f"{100 * hits.mean():.1f}"]
         if self.positive is not None:
@@ -106,7 +125,7 @@ class Predictions(NamedTuple):
             both = 0 < is_positive.sum() < len(is_positive)
             area = binary_auroc(torch.tensor(chance), torch.tensor(is_positive).long()) if both else None
             found += ["" if area is None else f"{100 * float(area):.1f}", f"{100 * is_positive.mean():.1f}"]
-        return found
+        return [*found, *last]
 
     # ------------------------------------------------------------------ two classes
     def calibration(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

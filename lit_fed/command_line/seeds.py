@@ -11,7 +11,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from lit_fed.command_line.arguments import options_in
+from lit_fed.command_line.arguments import divided, options_in
 from lit_fed.command_line.compare import compare_runs
 from lit_fed.command_line.several_fits import Fit, made
 from lit_fed.errors import ConfigError
@@ -45,7 +45,7 @@ def fit_with_seeds(
     given = {option for option, _ in options_in(arguments)}
     if decided := [one for one in DECIDED if one in given]:
         raise ConfigError(f"{decided[0]} is of a single fit, and --seeds is given; leave one of them out")
-    kept = _without_seeds(arguments[1:])
+    _, kept = divided(arguments[1:], ["--seeds"])
     folder = Path(config.trainer.default_root_dir) / config.name
     check_writable(folder, "--trainer.default_root_dir")
     fits = [Fit((*kept, f"--seed_everything={seed}"), folder / f"seed_{seed}") for seed in range(config.seeds)]
@@ -60,9 +60,3 @@ def fit_with_seeds(
         compare_runs([*over, "--output", str(folder / "comparison"), "--names", config.name])
     if errors:
         raise SystemExit(1)
-
-
-def _without_seeds(arguments: list[str]) -> list[str]:
-    """The arguments without `--seeds` and its value."""
-    place = next(one for one, text in enumerate(arguments) if text.partition("=")[0] == "--seeds")
-    return [*arguments[:place], *arguments[place + (1 if "=" in arguments[place] else 2) :]]

@@ -18,7 +18,19 @@ from lit_fed.system.trials import CoreExecutor, Outcome, independent, run_trials
 from lit_fed.training.output import print_line
 from lit_fed.training.stopping import CutShort
 
-__all__ = ["Fit", "made"]
+__all__ = ["DECIDED", "Fit", "made"]
+
+DECIDED = {
+    "--model.algorithm": "give --candidates",
+    "--name": "give --output",
+    "--trainer.default_root_dir": "give --output",
+    "--ckpt_path": "the same choose goes on after an interrupt",
+    "--resume_with_changes": "each candidate is a new run",
+    "--init_from": "each candidate starts from fresh models",
+    "--seeds": "a choice has one seed, --seed_everything",
+    "--trainer.logger": "each candidate leaves its folder",
+}
+"""Options of `fit` that `choose` does not take, and what stands in their place."""
 
 
 class Fit(NamedTuple):

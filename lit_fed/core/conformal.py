@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,8 +28,8 @@ from lit_fed.core.targets import Binary, Multiclass, Regression, Target
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "check_target", "covered_and_size", "described", "fewest", "intervals", "nonconformity", "rank", "sets",
-    "size_name", "sizes", "threshold",
+    "chance_of_fewer", "check_target", "covered_and_size", "covered_by_class", "described", "fewest", "intervals",
+    "nonconformity", "rank", "sets", "size_name", "sizes", "threshold",
 ]  # fmt: skip
 
 
@@ -74,6 +75,36 @@ def threshold(scores: Tensor, coverage: float) -> float:
     """The k-th smallest of the scores [n]; infinite if there are too few, or too many are NaN."""
     k = rank(len(scores), coverage)
     return float(scores.nan_to_num(nan=math.inf, posinf=math.inf).kthvalue(k).values) if k <= len(scores) else math.inf
+
+
+def chance_of_fewer(covered: int, later: np.ndarray, held: np.ndarray, coverage: float) -> float:
+    """Probability that so few later samples are covered, or fewer, if they are exchangeable with calibration samples.
+
+    Their number is a sum of beta-binomials, here the beta-binomial with its mean and variance.
+
+    Args:
+        covered: covered samples of all thresholds.
+        later: later samples of each threshold, at least one, [u].
+        held: calibration samples behind it, enough for a finite one, [u].
+        coverage: 1 − α.
+
+    Example:
+        >>> few = chance_of_fewer(6, np.array([24]), np.array([99]), 0.9)
+        >>> few < 1e-6, round(chance_of_fewer(24, np.array([24]), np.array([99]), 0.9), 6)
+        (True, 1.0)
+    """
+    from scipy.special import betaln, gammaln
+
+    share = np.array([rank(int(n), coverage) for n in held]) / (held + 1)
+    each = later * share * (1 - share)
+    number, mean, variance = later.sum(), (later * share).sum(), (each * (1 + (later - 1) / (held + 2))).sum()
+    common = mean / number
+    tied = (variance / (number * common * (1 - common)) - 1) / max(number - 1, 1)  # correlation of two samples
+    concentration = min(1 / max(tied, 1e-12) - 1, 1e9)
+    a, b = common * concentration, (1 - common) * concentration
+    k = np.arange(covered + 1)
+    log_choose = gammaln(number + 1) - gammaln(k + 1) - gammaln(number - k + 1)
+    return float(np.exp(log_choose + betaln(k + a, number - k + b) - betaln(a, b)).sum())
 
 
 def nonconformity(target: Target, prediction: Tensor, y: Tensor) -> Tensor:
@@ -142,11 +173,32 @@ def covered_and_size(
     """
     covered, size = torch.zeros(2, len(num_samples), dtype=torch.float64)
     if len(y):
-        owner = torch.arange(len(num_samples)).repeat_interleave(num_samples)
-        each = thresholds[owner]
-        covered.index_add_(0, owner, (nonconformity(target, prediction, y) <= each).double())
+        owner, each, hits = _covered(target, num_samples, y, prediction, thresholds)
+        covered.index_add_(0, owner, hits)
         size.index_add_(0, owner, sizes(target, prediction, each))
     return covered, size
+
+
+def covered_by_class(target: Target, num_samples: Tensor, y: Tensor, prediction: Tensor, thresholds: Tensor) -> Tensor:
+    """Samples of each class and covered ones among them, of each client, [C, 2, classes] float64.
+
+    Arguments are those of `covered_and_size`.
+    """
+    counts = torch.zeros(len(num_samples), 2, target.num_classes, dtype=torch.float64)
+    if len(y):
+        owner, _, hits = _covered(target, num_samples, y, prediction, thresholds)
+        for row, one in enumerate((torch.ones_like(hits), hits)):
+            counts.index_put_((owner, torch.tensor(row), y), one, accumulate=True)
+    return counts
+
+
+def _covered(
+    target: Target, num_samples: Tensor, y: Tensor, prediction: Tensor, thresholds: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Client and threshold of each sample, and whether its set holds its label, [n] each."""
+    owner = torch.arange(len(num_samples)).repeat_interleave(num_samples)
+    each = thresholds[owner]
+    return owner, each, (nonconformity(target, prediction, y) <= each).double()
 
 
 def size_name(target: Target) -> str:

@@ -13,7 +13,10 @@ from lit_fed.core.targets import Target
 from lit_fed.metrics.paired import Difference
 from lit_fed.system.packages import pd
 
-__all__ = ["EVIDENCE", "Gain", "Interval", "gain_of", "in_words", "mean_gain", "probabilities", "verdict_row"]
+__all__ = [
+    "COLUMNS", "EVIDENCE", "Gain", "Interval", "gain_of", "in_words", "mean_gain", "metric_in", "probabilities",
+    "verdict_row",
+]  # fmt: skip
 
 EVIDENCE = 0.5
 """Probability of a gain above which a client is served by the blend in place of its own training.
@@ -26,10 +29,21 @@ SHARED = 0.9
 """Weight from which one run counts as what serves a client."""
 
 KINDS = {
-    "gains": "gain", "loses": "lose", "cannot be told": "cannot be told by their test samples",
+    "gains": "clearly gain", "loses": "clearly lose", "cannot be told": "cannot be told by their test samples",
     "alone": "are served alone, for want of evidence",
 }  # fmt: skip
 """Verdicts of clients, and how a line counts them."""
+
+COLUMNS = {
+    "served": f"`alone`, its own training; `shared`, one other candidate with a weight above {SHARED}; or `blend`",
+    "num_test": "its test samples, which chose nothing",
+    "_alone": "result on them under its own training",
+    "_served": "result on them as it is served",
+    "gain, low, high": "its gain over training alone, larger is better, with an interval of 95 %",
+    "verdict": "`gains` or `loses` if the interval excludes 0, else `cannot be told`; `alone` if it is served alone",
+    "chance": f"probability, by validation samples, that others help it: above {EVIDENCE} they serve it",
+}
+"""Meaning of the columns of `verdict.csv`; those that begin with `_` follow the name of the metric."""
 
 
 class Interval(NamedTuple):
@@ -115,16 +129,22 @@ def mean_gain(gains: np.ndarray) -> Interval:
     return _of_student(gains[~np.isnan(gains)])
 
 
+def metric_in(table: pd.DataFrame) -> str:
+    """The metric of `verdict.csv`."""
+    return next(name.removesuffix("_alone") for name in table.columns if name.endswith("_alone"))
+
+
 def in_words(table: pd.DataFrame) -> str:
     """What `verdict.csv` says of all clients."""
-    metric = next(name.removesuffix("_alone") for name in table.columns if name.endswith("_alone"))
+    metric = metric_in(table)
     kinds = (f"{(table['verdict'] == one).sum()} {said}" for one, said in KINDS.items())
     before, after = (table[f"{metric}_{one}"].mean() for one in ("alone", "served"))
     mean = mean_gain(table["gain"].to_numpy(float))
     clear = "" if mean.low > 0 or mean.high < 0 else ", so that a gain of all together cannot be told"
     return (
         f"joining: {metric} {before:.4g} alone, {after:.4g} as served, a gain of {mean.mean:.3g} "
-        f"[{mean.low:.3g}, {mean.high:.3g}] on average over {len(table)} clients{clear}; {', '.join(kinds)}"
+        f"[{mean.low:.3g}, {mean.high:.3g}] on average over {len(table)} clients, each counting once{clear}; "
+        f"{', '.join(kinds)}"
     )
 
 

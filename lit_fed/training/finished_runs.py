@@ -19,8 +19,9 @@ from lit_fed.system.readers import record
 from lit_fed.training.round_logger import newest_version, read_history
 
 __all__ = [
-    "SAME_DATA", "FinishedRun", "Group", "compared", "differences", "find_run", "grouped", "metric_of",
-    "metrics_of", "named", "read_run", "refuse_other_data", "without_seeds",
+    "FIX", "SAME_DATA", "FinishedRun", "Group", "class_name", "compared", "differences", "find_run",
+    "further_differences", "grouped", "metric_of", "metrics_of", "named", "read_run", "refuse_other_data",
+    "without_seeds",
 ]  # fmt: skip
 
 FILES = ("metrics.csv", "clients.csv")
@@ -46,6 +47,9 @@ NAMELESS = (
 
 NAMING = ("trainer.max_epochs", "trainer.precision")
 """Arguments of the trainer that change the training; the others say how a run is carried out."""
+
+BLEND = "Blend"
+"""Algorithm of a run that mixes the predictions of others: its own round trains nothing."""
 
 MOST_DIFFERENCES = 3
 """Upper limit for a name made of differences."""
@@ -79,6 +83,13 @@ class FinishedRun(NamedTuple):
         return bool(model.get("privacy") or of_private) or "privacy/delta" in self.summary.entries
 
     @property
+    def algorithm(self) -> str:
+        """The class of its algorithm; "" if it is not known."""
+        return class_name(self.config.get("model", {}).get("algorithm")) or str(
+            self.summary.entries.get("algorithm", "")
+        )
+
+    @property
     def name(self) -> str:
         """The name of its folder."""
         return self.folder.parent.name if self.folder.name.startswith("version_") else self.folder.name
@@ -89,6 +100,11 @@ class Group(NamedTuple):
 
     name: str  # short, from what differs between the configurations
     runs: list[FinishedRun]
+
+
+def class_name(value: Any) -> str:
+    """The name of a class in a configuration."""
+    return str(value.get("class_path", "")).rpartition(".")[2] if isinstance(value, dict) else ""
 
 
 def find_run(folder: Path) -> Path:
@@ -272,7 +288,9 @@ def _other_samples(one: pd.DataFrame, other: pd.DataFrame) -> tuple[str, str, st
 def named(
     groups: Sequence[list[FinishedRun]], given: Sequence[str] | None = None, hidden: Sequence[str] = ()
 ) -> list[Group]:
-    """Groups with names: the given ones, else differences of their configurations, else their runs, else their folders.
+    """Groups with names: given ones, or the first of these that tell all apart.
+
+    Their algorithms, the differences of their configurations, their runs, their folders.
 
     Args:
         groups: result of `grouped`.
@@ -292,6 +310,7 @@ def named(
     first = [runs[0] for runs in groups]
     open_to_all = [{key: value for key, value in run.config.items() if key not in hidden} for run in first]
     for names in (
+        [run.algorithm for run in first],
         differences([without_seeds(config) for config in open_to_all]),
         [run.name for run in first],
         [f"{run.name}/{run.folder.name}" for run in first],
@@ -308,6 +327,17 @@ def differences(configs: Sequence[dict[str, Any]]) -> list[str]:
     if any(len(parts) > MOST_DIFFERENCES for parts in names):
         return [""] * len(configs)
     return [", ".join(parts) for parts in names]
+
+
+def further_differences(groups: Sequence[Group]) -> list[str]:
+    """Settings beside the algorithm in which groups differ and that no name says; a blend takes those of its runs."""
+    compared = [(name, _flat(without_seeds(runs[0].config))) for name, runs in groups if runs[0].algorithm != BLEND]
+    flats = [flat for _, flat in compared]
+    keys = [
+        key for name, flat in compared for key in flat
+        if key != "model.algorithm.class_path" and _part(key, flat[key]) not in name and _differs(key, flat, flats)
+    ]  # fmt: skip
+    return list(dict.fromkeys(key.removesuffix(".class_path").rpartition(".")[2] for key in keys))
 
 
 def _flat(config: Any, path: str = "") -> Flat:

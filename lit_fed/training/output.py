@@ -111,21 +111,25 @@ def check_run_name(name: str | None) -> None:
         )
 
 
-def check_table_file(output: str | Path) -> Path:
+def check_table_file(output: str | Path, option: str = "--output") -> Path:
     """The file of a table, with `~` expanded.
+
+    Args:
+        output: the file.
+        option: the argument that named it.
 
     Raises:
         ConfigError: if its ending is neither .csv nor .parquet, a package is missing or its folder cannot be written.
     """
-    path = given_path(str(output), "--output")
+    path = given_path(str(output), option)
     if path.suffix not in (".csv", ".parquet"):
         raise ConfigError(
-            f"--output {path}: a table is written as .csv or .parquet; end the file's name in one of them"
+            f"{option} {path}: a table is written as .csv or .parquet; end the file's name in one of them"
         )
     if path.is_dir():
-        raise ConfigError(f"--output {path} is a folder; give a file in it")
+        raise ConfigError(f"{option} {path} is a folder; give a file in it")
     check_table_format(path.suffix[1:])
-    check_writable(path.parent, "--output")
+    check_writable(path.parent, option)
     return path
 
 

@@ -123,3 +123,16 @@ def test_exchangeable_samples_are_covered_as_often_as_the_law_says(n, m):
     error = law.std() / math.sqrt(len(covered))
     assert abs(covered.mean() - m * k / (n + 1)) < 3 * error  # a rank beside k is 6 errors away, or more
     assert m / (n + 1) > 6 * error
+
+
+def test_the_chance_of_fewer_is_that_of_a_sum_of_beta_binomials():
+    """Exact for one threshold; for several within a twentieth of the convolution where a limit may lie."""
+    for later, held in ([40], [30]), ([5, 9, 20, 3], [20, 15, 57, 9]), ([1, 1, 2], [9, 9, 30]), ([1] * 24, [20] * 24):
+        law = np.ones(1)
+        for m, n in zip(later, held, strict=True):
+            k = conformal.rank(n, 0.9)
+            law = np.convolve(law, betabinom(m, k, n + 1 - k).pmf(np.arange(m + 1)))
+        found = [conformal.chance_of_fewer(c, np.array(later), np.array(held), 0.9) for c in range(sum(later) + 1)]
+        matters = law.cumsum() > 1e-4
+        tolerance = 1e-9 if len(later) == 1 else 0.05
+        np.testing.assert_allclose(np.array(found)[matters], law.cumsum()[matters], rtol=tolerance)

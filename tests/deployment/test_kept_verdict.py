@@ -111,5 +111,10 @@ def test_what_gives_no_verdict_is_refused(trained, settings, tmp_path):
     own[1] = str(root)
     with pytest.raises(ConfigError, match="no client here has validation and test samples; put x_val and y_val into"):
         client.run_client(["verdict", *own], None)
+    both = ["--output", str(tmp_path / "a" / ".." / "one.csv"), "--predictions", str(tmp_path / "one.csv")]
+    with pytest.raises(ConfigError, match=r"--output and --predictions are both .*one.csv; give each table a file"):
+        client.run_client(["verdict", *own, *both], None)
+    with pytest.raises(ConfigError, match=r"--predictions p.txt: a table is written as .csv or .parquet"):
+        client.run_client(["verdict", *own, "--predictions", "p.txt"], None)
     with pytest.raises(ConfigError, match="missing: --alone"):
         client.run_client(["verdict", *options(trained, ("FedAvg",))], None)

@@ -3,22 +3,32 @@
 import html
 import os
 import re
+import shlex
+import shutil
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from running import folder, run, start
 
 import lit_fed.choosing.blend
 import lit_fed.choosing.choose
 from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.types import Split
-from lit_fed.metrics.verdict import EVIDENCE
+from lit_fed.metrics.verdict import COLUMNS, EVIDENCE
+from lit_fed.training.output import write_table
 
 CANDIDATES = ["FedAvg", "FedEM", "MixedEffects"]
+
+PRIVACY = [
+    "--model.privacy", "ClientPrivacy", "--model.privacy.noise_multiplier", "0.3", "--model.privacy.clip_norm", "1",
+    "--model.privacy.delta", "1e-3", "--data.client_sampling", "poisson",
+]  # fmt: skip
 
 
 def subjects(path, kinds=2):
@@ -71,13 +81,47 @@ def test_each_client_is_told_its_gain(chosen):
     assert tried == 3 * [{0.01, 0.0464, 0.215, 1.0}]  # MixedEffects uses no rate
 
 
-def test_a_fit_of_natural_clients_names_choose(chosen, tmp_path):
+def test_the_command_that_a_fit_of_natural_clients_names_works(chosen, tmp_path):
+    """As it is printed: without options that choose refuses."""
     root, _ = chosen
-    fit = ["fit", *command(root)[5:-4], "--model.algorithm", "FedAvg", "--trainer.default_root_dir", str(tmp_path)]
-    for more, is_named in ([], True), (["--model.network", "MLP", "--model.personal", "[head]"], False):
-        done = run([*fit, *more])
+    of_fit = [
+        "--model.algorithm=FedEM", "--model.algorithm.num_components", "2", "--trainer.default_root_dir", str(tmp_path),
+        "--name", "a run", "--seed_everything", "1", "--model.solver.lr", "0.1",
+    ]  # fmt: skip
+    fit = ["fit", *command(root)[5:-4]]
+    done = run([*fit, *of_fit])
+    assert done.returncode == 0, done.stderr
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("      lit-fed choose ")]
+    given = shlex.split(said)[1:]
+    assert given[1:] == [*fit[1:], "--seed_everything", "1", "--model.solver.lr", "0.1"]
+    own = ["--candidates", "FedAvg", "--jobs", "1", "--output", str(tmp_path / "chosen")]
+    again = run([*given, *own], timeout=300)
+    assert again.returncode == 0, again.stderr
+    for more in (
+        ["--model.algorithm", "FedAvg", "--model.network", "MLP", "--model.personal", "[head]"],
+        ["--model.algorithm", "FedAvg", *PRIVACY],  # whose rate cannot be searched
+    ):
+        done = run([*fit, *more, "--trainer.default_root_dir", str(tmp_path)])
         assert done.returncode == 0, done.stderr
-        assert ("lit-fed choose with the same options, without --model.algorithm" in done.stdout) == is_named
+        assert "lit-fed choose" not in done.stdout
+
+
+def test_what_a_configuration_says_is_used_or_a_line_says_that_it_is_not(tmp_path):
+    subjects(tmp_path / "rows.csv")
+    given = (
+        "data: {val_fraction: 0.4}\nmodel:\n  algorithm:\n    class_path: FedEM\n    init_args: {num_components: 2}\n"
+    )
+    (tmp_path / "own.yaml").write_text(given)
+    options = ["--config", str(tmp_path / "own.yaml"), "--model.solver.lr", "0.1"]
+    done = run(command(tmp_path, *options, candidates=["FedEM"]), timeout=300)
+    assert done.returncode == 0, done.stderr
+    said = (
+        "own.yaml, line 3: --model.algorithm: choose trains FedEM, Local (--candidates); its options go to those that"
+    )
+    assert said in done.stderr
+    config = yaml.safe_load((folder(tmp_path / "chosen" / "candidates", "FedEM") / "config.yaml").read_text())
+    assert config["data"]["val_fraction"] == 0.4
+    assert config["model"]["algorithm"]["init_args"]["num_components"] == 2
 
 
 @pytest.mark.parametrize("more", [["--trainer.max_epochs", "5"], ["--data.seed", "3"]], ids=["rounds", "data"])
@@ -86,6 +130,44 @@ def test_runs_of_another_choice_are_not_taken(chosen, more):
     done = run(command(root, *more))
     assert done.returncode == 2
     assert "holds another choice: options of fit changed since; choose a new folder" in done.stderr
+
+
+def test_a_choice_is_reported_in_the_words_of_its_verdict(chosen, tmp_path):
+    """Candidates by their algorithms and the rates that were found; the verdict stands in for Local."""
+    root, _ = chosen
+    page, runs = tmp_path / "report.html", [str(folder(root / "chosen" / "candidates", one)) for one in CANDIDATES]
+    done = run(["report", str(root / "chosen"), *runs, "--output", str(page)])
+    assert done.returncode == 0, done.stderr
+    text = html.unescape(page.read_text())
+    assert f"<h1>Report: {', '.join(['Blend', *CANDIDATES])}</h1>" in text
+    for name, place in zip(CANDIDATES[:2], runs, strict=False):
+        (rate,) = set(pd.read_csv(f"{place}/metrics.csv")["lr"].dropna())
+        facts = re.search(rf"<td[^>]*>{name}</td><td[^>]*>{name}</td>.*", text)[0]
+        assert f"<td>{rate:g}</td>" in facts
+    verdict = pd.read_csv(folder(root, "chosen") / "verdict.csv")
+    worse = (verdict["mse_served"] > verdict["mse_alone"]).sum()
+    assert f"Blend is worse than training alone for {worse} of 8 seen clients, clearly or by chance." in text
+    assert f"{(verdict['verdict'] == 'loses').sum()} clearly lose" in text
+    assert "on average over 8 clients, each counting once" in text
+    assert "Not known" not in text
+    for name, meaning in COLUMNS.items():
+        said = meaning.replace("`", "")
+        assert f"{'mse' if name[0] == '_' else ''}{name}: {said}." in text
+    done = run(["report", str(root / "chosen"), *runs, str(root / "chosen/candidates/Local"), "--output", str(page)])
+    assert done.returncode == 0, done.stderr
+    assert "worse than Local" in page.read_text()
+    assert "worse than training alone" not in page.read_text()
+
+
+def test_the_page_explains_every_column_of_a_verdict(chosen):
+    root, _ = chosen
+    page = (Path(__file__).parents[2] / "docs/guides/choose.md").read_text()
+    for meaning in COLUMNS.values():
+        assert f"| {meaning} |" in page
+    known = {one for name in COLUMNS for one in name.split(", ")}
+    named = [re.sub("^mse_", "_", one) for one in pd.read_csv(folder(root, "chosen") / "verdict.csv")]
+    assert named[0] == "client"
+    assert set(named[1:]) == known
 
 
 def test_a_report_begins_with_the_verdict(chosen, tmp_path):
@@ -100,6 +182,21 @@ def test_a_report_begins_with_the_verdict(chosen, tmp_path):
     assert "c1</td>" in text
     run(["report", str(root / "chosen"), "--output", str(page), "--anonymous"])
     assert "c1</td>" not in page.read_text()
+
+
+def test_a_verdict_is_read_as_it_was_written(chosen, tmp_path):
+    """Names that a spreadsheet would run, and that read as numbers or as missing."""
+    root, _ = chosen
+    shutil.copytree(folder(root, "chosen"), tmp_path / "run")
+    names = dict(zip([f"c{place}" for place in range(10)], ["=cmd", "01", "NA", *"defghij"], strict=True))
+    for file in ("verdict.csv", "clients.csv"):
+        table = pd.read_csv(tmp_path / "run" / file)
+        write_table(table.assign(client=table["client"].map(names)), tmp_path / "run" / file)
+    done = run(["report", str(tmp_path / "run"), "--output", str(tmp_path / "r.html")])
+    assert done.returncode == 0, done.stderr
+    first = (tmp_path / "r.html").read_text().split("</table>")[0]
+    seen = pd.read_csv(folder(root, "chosen") / "verdict.csv")["client"]
+    assert re.findall(r'<tr><td class="words">([^<]*)', first) == [names[one] for one in seen]
 
 
 def test_the_same_command_trains_nothing_again(chosen):
@@ -171,14 +268,10 @@ def test_the_number_of_components_is_chosen_on_rows_that_find_no_weights(tmp_pat
 
 def test_private_candidates_are_compared_with_training_alone(tmp_path):
     subjects(tmp_path / "rows.csv")
-    privacy = [
-        "--model.privacy", "ClientPrivacy", "--model.privacy.noise_multiplier", "0.3", "--model.privacy.clip_norm", "1",
-        "--model.privacy.delta", "1e-3", "--data.client_sampling", "poisson",
-    ]  # fmt: skip
-    done = run(command(tmp_path, *privacy))
+    done = run(command(tmp_path, *PRIVACY))
     assert done.returncode == 2
     assert "the ε of a private run does not cover it; give a number" in done.stderr
-    done = run(command(tmp_path, *privacy, "--model.solver.lr", "0.1", candidates=["FedAvg"]))
+    done = run(command(tmp_path, *PRIVACY, "--model.solver.lr", "0.1", candidates=["FedAvg"]))
     assert done.returncode == 0, done.stderr
     assert "joining: mse" in done.stdout
     assert "privacy: ε covers the training samples alone" in done.stdout
@@ -187,8 +280,14 @@ def test_private_candidates_are_compared_with_training_alone(tmp_path):
 def test_what_choose_decides_is_refused(tmp_path):
     subjects(tmp_path / "rows.csv")
     for more, said in (
-        (["--model.algorithm", "FedEM"], "--model.algorithm is decided by choose"),
-        (["--name", "x"], "--name is decided by choose"),
+        (["--model.algorithm", "FedEM"], "--model.algorithm is decided by choose; leave it out: give --candidates"),
+        (["--model.algorithm.mu=1"], "--model.algorithm is decided by choose"),
+        (["--name", "x"], "--name is decided by choose; leave it out: give --output\n"),
+        (["--seeds", "3"], "--seeds is decided by choose; leave it out: a choice has one seed, --seed_everything"),
+        (
+            ["--init_from", "x"],
+            "--init_from is decided by choose; leave it out: each candidate starts from fresh models",
+        ),
         (["--data.dataset.path", "nothing.csv"], "nothing.csv: there is no such file; correct --data.dataset.path"),
         (["--data.batch_sise", "3"], "--data.batch_size"),
     ):

@@ -34,7 +34,8 @@ def test_two_ranks_equal_one(runs, tmp_path):
     two, again = fit(tmp_path, "FedEM", *options, ranks=2)
     assert numbers(one) == numbers(two)
     assert history(one) == history(two)
-    assert (one / "clients.csv").read_text() == (two / "clients.csv").read_text()
+    for name in ("clients.csv", "coverage.csv"):
+        assert (one / name).read_text() == (two / name).read_text()
     said = [line for line in done.stdout.splitlines() if "test samples covered" in line]
     assert len(said) == 2
     assert "12 classes" not in said[0]

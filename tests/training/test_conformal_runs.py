@@ -146,6 +146,58 @@ def test_tables_hold_what_sets_cover(run, population):
     assert np.isclose(module.results[f"test/{population}/set_size"], table["size"].mean())
 
 
+@pytest.mark.parametrize("population", ["seen", "unseen"])
+def test_coverage_by_class_follows_from_the_predictions(run, population):
+    """Behind the shared threshold are the calibration samples of all seen clients."""
+    _, _, trainer = run
+    found = pd.read_csv(Path(trainer.log_dir) / "coverage.csv").query("population == @population")
+    table, clients = predicted(run, population=population), client_table(trainer).set_index("client")
+    held = predicted(run, population=population, split="calibration")
+    pooled = predicted(run, split="calibration")["label"]
+    assert found["client"].tolist() == [one for one in table["client"].unique() for _ in range(3)]
+    for row in found.itertuples():
+        own = table[(table["client"] == row.client) & (table["label"] == row[3])]
+        assert row.num_test == len(own)
+        hits = [str(label) in sets.split("|") for label, sets in zip(own["label"], own["set"], strict=True)]
+        assert row.coverage == pytest.approx(np.mean(hits) if hits else np.nan, nan_ok=True)
+        behind = held.loc[held["client"] == row.client, "label"] if clients.loc[row.client, "own_threshold"] else pooled
+        assert row.num_calibration == (behind == row[3]).sum()
+
+
+def rare(tmp_path, share=0.06):
+    """Clients of which all but the first have a rare class that no input tells."""
+    rng, each = np.random.default_rng(0), {}
+    for place, name in enumerate("abcde"):
+        x = rng.normal(size=(400, 3)).astype(np.float32)
+        y = (x.sum(1) > 0).astype(np.int64)
+        each[name] = (x, np.where(rng.random(400) < (share if place else 0), 2, y))
+    data = FederatedDataModule.from_clients(each, test_fraction=0.3, calibration_fraction=0.3)
+    return fitted(tmp_path, FedAvg(), rounds=8, data=data)
+
+
+def test_a_class_that_sets_miss_is_named_once(tmp_path, capsys):
+    module, data, trainer = rare(tmp_path)
+    trainer.test(module, datamodule=data)
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "clearly less" in line]
+    table = trainer.predict(module, datamodule=data)
+    cases = table[table["label"] == 2]
+    share = np.mean(["2" in one.split("|") for one in cases["set"]])
+    assert share < 0.4
+    assert len(cases) > 10
+    wanted = f"sets cover clearly less than 90.0% of class 2 ({share:.1%} of {len(cases)} test samples)"
+    assert said == f"seen clients: {wanted}"
+    assert json.loads((Path(trainer.log_dir) / "summary.json").read_text())["undercovered/seen"] == said
+    first = pd.read_csv(Path(trainer.log_dir) / "coverage.csv").query("client == 'a'").set_index("class")
+    assert first.loc[2, ["num_calibration", "num_test"]].tolist() == [0, 0]
+
+
+def test_no_class_is_named_where_none_is_missed(run, capsys):
+    module, data, trainer = run
+    trainer.test(module, datamodule=data)
+    assert "test samples covered" in (said := capsys.readouterr().out)
+    assert "clearly less" not in said
+
+
 def test_intervals_of_quantities(tmp_path):
     module, data, trainer = fitted(tmp_path, FedAvg(), data=data_of(quantities=True))
     held = trainer.predict(module, datamodule=data, split="calibration")
@@ -161,6 +213,7 @@ def test_intervals_of_quantities(tmp_path):
     seen = clients[clients["population"] == "seen"]
     assert np.allclose(seen["coverage"], covered)
     assert np.allclose(seen["width"], 2 * seen["threshold"])
+    assert not (Path(trainer.log_dir) / "coverage.csv").exists()
 
 
 def test_counts_have_intervals_from_zero(tmp_path):
@@ -314,6 +367,9 @@ def test_a_private_training_has_no_shared_threshold(tmp_path, privacy, options, 
     trainer.test(module, datamodule=data)
     table = client_table(trainer).set_index("client")
     assert (table.loc["c", "set_size"], table.loc["c", "coverage"]) == (3, 1)
+    file = Path(trainer.log_dir) / "coverage.csv"
+    assert pd.read_csv(file).query("client == 'c'")["num_calibration"].tolist() == [0, 0, 0]  # behind no threshold
+    assert file.stat().st_mode & 0o077 == 0
     assert np.isfinite(table.loc["a", "threshold"])
     assert "1 none" in capsys.readouterr().out
 
