@@ -12,6 +12,7 @@ from quiet import quiet_trainer
 
 from lit_fed import FederatedDataModule, FederatedModule, Poisson, client_table, export, personal_model, personalize
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
+from lit_fed.callbacks.prediction_sets import PredictionSets
 from lit_fed.cli import main
 from lit_fed.core import conformal
 from lit_fed.core.conformal import check_target
@@ -164,13 +165,13 @@ def test_coverage_by_class_follows_from_the_predictions(run, population):
         assert row.num_calibration == (behind == row[3]).sum()
 
 
-def rare(tmp_path, share=0.06):
+def rare(tmp_path):
     """Clients of which all but the first have a rare class that no input tells."""
     rng, each = np.random.default_rng(0), {}
     for place, name in enumerate("abcde"):
         x = rng.normal(size=(400, 3)).astype(np.float32)
         y = (x.sum(1) > 0).astype(np.int64)
-        each[name] = (x, np.where(rng.random(400) < (share if place else 0), 2, y))
+        each[name] = (x, np.where(rng.random(400) < (0.06 if place else 0), 2, y))
     data = FederatedDataModule.from_clients(each, test_fraction=0.3, calibration_fraction=0.3)
     return fitted(tmp_path, FedAvg(), rounds=8, data=data)
 
@@ -182,7 +183,7 @@ def test_a_class_that_sets_miss_is_named_once(tmp_path, capsys):
     table = trainer.predict(module, datamodule=data)
     cases = table[table["label"] == 2]
     share = np.mean(["2" in one.split("|") for one in cases["set"]])
-    assert share < 0.4
+    assert share < 0.6
     assert len(cases) > 10
     wanted = f"sets cover clearly less than 90.0% of class 2 ({share:.1%} of {len(cases)} test samples)"
     assert said == f"seen clients: {wanted}"
@@ -191,11 +192,25 @@ def test_a_class_that_sets_miss_is_named_once(tmp_path, capsys):
     assert first.loc[2, ["num_calibration", "num_test"]].tolist() == [0, 0]
 
 
-def test_no_class_is_named_where_none_is_missed(run, capsys):
-    module, data, trainer = run
-    trainer.test(module, datamodule=data)
-    assert "test samples covered" in (said := capsys.readouterr().out)
-    assert "clearly less" not in said
+def test_a_class_is_named_by_chance_in_at_most_one_run_of_forty():
+    """Eight clients with thresholds of their own and two with the shared one; classes that are covered alike."""
+    rng, number, shares = np.random.default_rng(0), 400, [0.5, 0.46, 0.04]
+    sizes, named = np.array([20] * 8 + [6] * 2), 0
+    for _ in range(number):
+        n = np.where(sizes < 9, sizes.sum(), sizes)
+        k = np.array([conformal.rank(int(one), 0.9) for one in n])
+        chance = rng.beta(k, n + 1 - k)
+        chance[8:] = chance[8]
+        cases = rng.multinomial(30, shares, size=len(sizes))
+        sets = PredictionSets()
+        sets._found["seen"] = {
+            "threshold": torch.ones(len(sizes), dtype=torch.float64), "own": torch.from_numpy(sizes > 9).double(),
+            "held": torch.from_numpy(rng.multinomial(sizes, shares)).double(),
+            "cases": torch.from_numpy(cases).double(),
+            "hits": torch.from_numpy(rng.binomial(cases, chance[:, None])).double(),
+        }  # fmt: skip
+        named += bool(sets._undercovered(sets._found["seen"], 0.9, "abc"))
+    assert 0 < named <= number / 40
 
 
 def test_intervals_of_quantities(tmp_path):
