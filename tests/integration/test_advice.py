@@ -41,7 +41,8 @@ OTHERS = {"run-config", "node-config", "dataset", "version", *("head", "ink", "l
 
 WORDS = re.compile(
     "above|adds|alters|and|as|asks|below|bounds|caps|charges|clips|counts|covers|does|encode|encodes|finds|gives|for|has|holds|"
-    "included|instead|is|keeps|loses|makes|measures|needs|of|or|out|says|shows|that|their|up|weighs|with|without"
+    "included|instead|is|keeps|loses|makes|measures|needs|of|or|out|reads|says|shows|than|that|their|up|weighs|with|"
+    "without|writes"
 )
 """Words behind an option that are no value."""
 
