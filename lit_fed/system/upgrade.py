@@ -35,6 +35,8 @@ GONE: dict[str, str] = {
     "model.secure_aggregation.masks": "leave it out; masks of one process hid nothing and changed no number",
     "model.privacy.second_clip_norm": "leave it out; clip_norm bounds all that a client sends",
     "model.privacy.noise_scale": "leave it out; all of the noise is added, and ε is that of the run",
+    "trainer.callbacks.uplink": "leave it out; clients send one after the other",
+    "trainer.callbacks.compute": "leave it out; the time of the slowest client is the expected one",
     "trainer.callbacks.every_n_evaluations": "leave it out; unseen clients are measured in every evaluation",
     "data.public": "leave it out; no algorithm trains on samples of the server any more",
     "model.algorithm.alpha_lr": "leave it out; α of APFL takes the learning rate of the models",
@@ -81,6 +83,7 @@ UNSET: dict[str, dict[str, Any]] = {
     "MixtureADMM": {"copy_weight": None, "unseen_epochs": 1},
     "SurrogateOptimization": {"refresh_at_eval": False},
     "UCFL": {"min_variance": 1e-12},
+    "SimulatedTime": {"uplink": "serial", "compute": "expected"},
     "UnseenClientEvaluation": {"every_n_evaluations": 1},
     "ClientPrivacy": {"second_clip_norm": None, "noise_scale": 1.0},
 }

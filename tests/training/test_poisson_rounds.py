@@ -57,7 +57,7 @@ def fit(out, rounds=6, *, seed=SEED, algorithm=None, data=None, model=None, **tr
     algorithm, solver = algorithm or FedEM(num_components=2), solver_of("FedEM", lr=0.1)
     module = FederatedModule(algorithm, solver, **{"client_trainer": "sequential"} | (model or {}))
     stopping = EarlyStopping("train/seen/loss", patience=9, strict=False)
-    callbacks = [SimulatedTime(compute_mean=1.0, compute="sampled"), TrainingSplitEvaluation(), stopping]
+    callbacks = [SimulatedTime(compute_mean=1.0), TrainingSplitEvaluation(), stopping]
     ckpt_path, logger = trainer_arguments.pop("ckpt_path", None), trainer_arguments.pop("logger", {})
     callbacks += trainer_arguments.pop("callbacks", [])
     trainer = quiet_trainer(
