@@ -28,12 +28,11 @@ def draw_comparison(groups: Sequence[Group], metric: str, output: Path, formats:
 
 
 def comparison_figures(groups: Sequence[Group], metric: str) -> dict[str, Any]:
-    """The metric against rounds and against bytes, and the clients of every run; figures by their names."""
-    return {
-        f"{metric}_vs_rounds": _curves(groups, metric, bytes_sent=False),
-        f"{metric}_vs_bytes": _curves(groups, metric, bytes_sent=True),
-        f"client_{metric}": _clients(groups, metric),
-    }
+    """The clients of every run, and the metric against rounds and bytes where a run measured any; by their names."""
+    curves = [_curve(group, metric) for group in groups]
+    measured = ("rounds", "bytes") if any(len(curve.rounds) for curve in curves) else ()
+    figures = {f"{metric}_vs_{axis}": _curves(groups, curves, metric, bytes_sent=axis == "bytes") for axis in measured}
+    return {**figures, f"client_{metric}": _clients(groups, metric)}
 
 
 class _Curve(NamedTuple):
@@ -56,8 +55,7 @@ def _curve(group: Group, metric: str) -> _Curve:
     return _Curve(style.short_name(group.name, LONGEST_NAME), table.index.to_numpy() + 1, sent.to_numpy(), values)
 
 
-def _curves(groups: Sequence[Group], metric: str, *, bytes_sent: bool) -> Any:
-    curves = [_curve(group, metric) for group in groups]
+def _curves(groups: Sequence[Group], curves: Sequence[_Curve], metric: str, *, bytes_sent: bool) -> Any:
     columns = 2 if max(len(curve.name) for curve in curves) <= 20 else 1
     figure = style.new_figure(style.COLUMN_WIDTH, 2.1 + 0.17 * -(-len(groups) // columns))
     axes = figure.subplots()

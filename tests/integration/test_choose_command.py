@@ -180,6 +180,7 @@ def test_a_report_begins_with_the_verdict(chosen, tmp_path):
     assert html.escape(said) in text
     assert text.index("Does it pay to join?") < text.index("What was run")
     assert "c1</td>" in text
+    assert re.findall("<figcaption>([^<]*)", text) == ["client mse"]  # its one round measured no curve
     run(["report", str(root / "chosen"), "--output", str(page), "--anonymous"])
     assert "c1</td>" not in page.read_text()
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from lit_fed.cli import main
-from lit_fed.pictures.comparison import _curves
+from lit_fed.pictures.comparison import comparison_figures
 from lit_fed.training.finished_runs import differences, find_run, grouped, named, read_run, without_seeds
 
 BASE = {
@@ -105,7 +105,7 @@ def test_seeds_are_one_row_with_mean_and_deviation(runs, tmp_path, capsys):
 
 def drawn(runs, *, bytes_sent):
     groups = named(grouped([read_run(folder) for folder in runs]))
-    return _curves(groups, "accuracy", bytes_sent=bytes_sent).axes[0]
+    return comparison_figures(groups, "accuracy")[f"accuracy_vs_{'bytes' if bytes_sent else 'rounds'}"].axes[0]
 
 
 @pytest.mark.parametrize(("bytes_sent", "places"), [(False, [1, 3]), (True, [2, 6])])
@@ -132,7 +132,7 @@ def test_a_run_that_was_never_evaluated_has_no_curve(runs, tmp_path):
     history.to_csv(runs[2] / "metrics.csv", index=False)
     assert [line.get_label() for line in drawn(runs, bytes_sent=False).lines] == ["FedEM"]
     main(["compare", str(runs[2]), "--output", str(tmp_path / "out")])
-    assert (tmp_path / "out/accuracy_vs_bytes.png").is_file()
+    assert [path.name for path in (tmp_path / "out").glob("*.png")] == ["client_accuracy.png"]
 
 
 def test_a_name_stands_for_its_newest_version(runs, tmp_path):

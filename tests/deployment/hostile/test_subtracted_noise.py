@@ -178,5 +178,5 @@ def test_a_server_cannot_ask_for_less_noise(folders, tmp_path, kind, capsys):
 def test_the_noise_of_nodes_does_not_follow_from_what_the_server_announces(folders, tmp_path, kind):
     module = module_of(privacy=replace(KINDS[kind], noise_multiplier=None, target_epsilon=1.0))
     transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
-    with pytest.raises(ConfigError, match=r"target_epsilon is given, and how much noise .* give nodes .*noise_multiplier"):
+    with pytest.raises(ConfigError, match=r"target_epsilon is given, and how much noise .* nodes .*noise_multiplier"):
         fit(tmp_path / "run", InProcessFederation(transport), module)
