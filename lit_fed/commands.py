@@ -389,6 +389,18 @@ def _unseen_clients(
                 f"--use_states is true, and the checkpoint does not hold the states of {few(lost)}, which have not "
                 "trained, are in files or on nodes; take predict, or `lit-fed client predict` on a node"
             )
+        federation, sizes = module.federation, data.unseen.train.sizes
+        work = federation.algorithm.adapt_work(federation.context("adapt"), True) or federation.algorithm.tune_work
+        bare = [
+            name for name, size in zip(data.unseen.names, sizes.tolist(), strict=True) if name in names and not size
+        ]
+        if work is not None and bare:
+            raise ConfigError(
+                f"--use_states is true, and {few(bare)} has no training samples in --clients {clients}: "
+                f"{module.algorithm_name} computes a client's model from them whenever it serves it, and no "
+                "checkpoint holds them; put those of the training beside the others, or take predict or export with "
+                "the data of the run"
+            )
         if trainer.is_global_zero:
             notice(f"{few(names)}: served by the shared state and their own, from the checkpoint")
     elif (known := facts.took_part(names)) and trainer.is_global_zero:

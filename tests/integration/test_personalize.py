@@ -106,6 +106,24 @@ def test_seen_clients_are_served_by_their_states(tmp_path, name, capsys):
     assert "zoe took no part in the training" in refused(capsys, [*command, "--output", str(tmp_path / "b")])
 
 
+@pytest.mark.parametrize("name", ["FedEM", "FedAvgPlus", "FedAvgTuned"])
+def test_seen_clients_that_adapt_whenever_they_are_served_need_their_samples(tmp_path, name, capsys):
+    """Without them the shared model would stand in for theirs, under the threshold of theirs."""
+    tuned = ["--model.serving.fine_tune_epochs", "1"] if name == "FedAvgTuned" else []
+    checkpoint = fit(tmp_path / "runs", name.removesuffix("Tuned"), *tuned)
+    place = tmp_path / "files"
+    place.mkdir()
+    np.savez(place / "0.npz", x_test=digits().seen.test.client(0).x)
+    command = ["personalize", *CPU, "--ckpt_path", str(checkpoint), "--clients", str(place), "--use_states", "true",
+               "--output", str(tmp_path / "served")]  # fmt: skip
+    if name == "FedEM":
+        main(command)
+        return
+    said = refused(capsys, command)
+    assert f"0 has no training samples in --clients {place}: {name.removesuffix('Tuned')} computes" in said
+    assert "take predict or export with the data of the run" in said
+
+
 def test_local_batch_norm(tmp_path, clients):
     """A client from a file brings its own statistics, as an unseen client of the run does."""
     local = ["--model.batch_norm", "local", "--model.network", "normalised.NormalisedMLP"]
