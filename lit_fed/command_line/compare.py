@@ -28,7 +28,7 @@ from lit_fed.training.finished_runs import (
     FinishedRun,
     Group,
     compared,
-    find_run,
+    find_runs,
     further_differences,
     grouped,
     metric_of,
@@ -121,8 +121,7 @@ def compare(
     Raises:
         ConfigError: naming a run, or what differs between the data of two, and the fix.
     """
-    folders = dict.fromkeys(find_run(folder) for folder in given)
-    runs = [read_run(folder) for folder in folders]
+    runs = [read_run(folder) for folder in find_runs(given)]
     metric = metric_of(runs, metric)
     groups = named(grouped(runs), names)
     if not different_data:

@@ -139,7 +139,7 @@ def write_report(
     Raises:
         ConfigError: naming a run, or what differs between the data of two, and the fix.
     """
-    runs = list(map(finished_runs.read_run, dict.fromkeys(map(finished_runs.find_run, folders))))
+    runs = list(map(finished_runs.read_run, finished_runs.find_runs(folders)))
     metric = finished_runs.metric_of(runs, metric)
     hidden = ("data",) if anonymous else ()  # its paths, and the names of unseen clients
     groups = finished_runs.named(finished_runs.grouped(runs), names, hidden)

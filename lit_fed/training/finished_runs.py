@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from lit_fed.system.readers import record
 from lit_fed.training.round_logger import newest_version, read_history
 
 __all__ = [
-    "FIX", "SAME_DATA", "FinishedRun", "Group", "class_name", "compared", "differences", "find_run",
+    "FIX", "SAME_DATA", "FinishedRun", "Group", "class_name", "compared", "differences", "find_run", "find_runs",
     "further_differences", "grouped", "metric_of", "metrics_of", "named", "read_run", "refuse_other_data",
     "without_seeds",
 ]  # fmt: skip
@@ -121,6 +121,20 @@ def find_run(folder: Path) -> Path:
     if version < 0:
         raise ConfigError(f"{folder} holds no run; give the folder of a run, such as runs/quickstart/version_0")
     return folder / f"version_{version}"
+
+
+def find_runs(folders: Iterable[Path]) -> list[Path]:
+    """The folders of runs, once each: the given ones, their newest versions, or the seeds of `fit --seeds` in them.
+
+    Raises:
+        ConfigError: if there is no such folder or no run in it.
+    """
+    found: list[Path] = []
+    for folder in folders:
+        seeds = [one for one in folder.glob("seed_*") if one.name.removeprefix("seed_").isdigit()]
+        seeds.sort(key=lambda one: int(one.name.removeprefix("seed_")))
+        found += map(find_run, seeds or [folder])
+    return [*dict.fromkeys(found)]
 
 
 def read_run(folder: Path) -> FinishedRun:

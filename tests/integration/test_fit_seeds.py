@@ -29,6 +29,11 @@ def test_seeds_are_fits_of_their_own_and_nothing_is_made_twice(tmp_path, monkeyp
     main([*QUICK, "--seeds=2"])
     assert "2 are done" in capsys.readouterr().out
     assert (tmp_path / "runs/few/seed_0/version_0/summary.json").stat().st_mtime_ns == before
+    main(["compare", "runs/few", "runs/few/seed_1", "--output", "all"])
+    (row,) = pd.read_csv("all/comparison.csv").to_dict("records")
+    assert (row["runs"], row["test/seen/accuracy"]) == (2, pytest.approx(scores.mean()))
+    main(["report", "runs/few", "--output", "few.html"])
+    assert "0, 1 (training)" in (tmp_path / "few.html").read_text()
     main([*QUICK, "--seed_everything", "1", "--name", "alone"])  # a seed of the series is the fit with that seed
     alone = json.loads((tmp_path / "runs/alone/version_0/summary.json").read_text())
     assert alone["test/seen/accuracy"] == last[1]["test/seen/accuracy"]
