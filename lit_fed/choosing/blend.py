@@ -135,6 +135,8 @@ def blend(
         raise ConfigError(f"a blend needs at least two runs, and there is one, {quote(runs[0].folder)}")
     _check_alike(runs)
     modules, data = _restored(runs, [part for one in trusted for part in ("--trust", one)])
+    if alone is not None and (name := modules[-1].algorithm_name) != "Local":
+        raise ConfigError(f"--alone {alone} is a run of {name}, which learns from other clients; give one of Local")
     half |= any(one.is_searched for one in runs)
     private = any(one.settings.is_private for one in modules)
     found = Weights.of(modules, data, prior_weight, half=half, falls_back=alone is not None, private=private)

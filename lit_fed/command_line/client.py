@@ -252,10 +252,12 @@ def _say_verdict(given: Namespace, load: Callable[[], ModuleType]) -> None:
         run: KeptTraining(*folders, *settings_in([config], load), run)
         for run, config in given.training + given.alone[-1:]
     }
+    run, last = list(trainings.items())[-1]
+    if (name := type(last.settings.algorithm).__name__) != "Local":
+        raise ConfigError(f"--alone {run} is a training of {name}, which learns from other clients; give one of Local")
     with owner_only(True):
         table, served = kept_verdict(trainings)
         sys.stdout.write(f"{table.to_string(index=False)}\n{in_words(table)}\n")
-        last = list(trainings.values())[-1]
         tables = table, pd.concat([prediction_table(one, last.names, last.facts) for one in served], ignore_index=True)
         for path, table in zip(paths, tables, strict=True):
             if path is not None:

@@ -214,6 +214,7 @@ def test_what_cannot_be_blended_is_refused(runs, tmp_path):
     frozen = ["--model.network", "MLP", "--model.trainable", "[head]", "--seed_everything"]
     head = [fit(tmp_path, f"head{seed}", *frozen, seed, algorithm="FedAvg") for seed in "12"]
     cases.append(([*map(str, head)], "froze other numbers of their network"))
+    cases.append(([first, "--alone", first], "is a run of FedAvg, which learns from other clients; give one of Local"))
     for given, said in cases:
         done = run(["blend", *given, "--output", str(tmp_path / "out")])
         assert done.returncode == 2, done.stdout
