@@ -210,6 +210,13 @@ class FederatedDataModule(LightningDataModule):
         return module
 
     @classmethod
+    def from_datasets(  # type: ignore[override]  # Lightning's has one data set for each split
+        cls, clients: Mapping[str, Any], unseen: Mapping[str, Any] | None = None, **settings: Any
+    ) -> FederatedDataModule:
+        """`from_clients`, by the name of Lightning's method for data sets."""
+        return cls.from_clients(clients, unseen, **settings)
+
+    @classmethod
     def from_frame(
         cls,
         frame: DataFrame,

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["data_set_of_arrays", "data_set_of_frame", "data_set_of_loaders", "is_loader"]
 
+GIVE = "give a dict of (x, y), or of data sets, by name"
+
 
 @dataclass(frozen=True)
 class _Arrays(PooledDataSet):
@@ -78,8 +80,8 @@ def data_set_of_arrays(
     """
     unseen = unseen or {}
     for one in (clients, unseen):
-        require(isinstance(one, Mapping), f"clients are a {type(one).__name__}; give a dict of (x, y) by name")
-    require(bool(clients), "there are no clients; give a dict of (x, y) by name with at least one client")
+        require(isinstance(one, Mapping), f"clients are a {type(one).__name__}; {GIVE}")
+    require(bool(clients), f"there are no clients; {GIVE}")
     pairs: dict[str, tuple[Any, Any]] = {}
     for name, one in (*clients.items(), *unseen.items()):
         fix = "is among clients and among unseen, or named by a text and a number; leave one of them out"

@@ -2,6 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences, VectorRegression
 from lit_fed.data.module import FederatedDataModule
@@ -22,6 +23,15 @@ def test_clients_keep_their_order_and_names():
     assert [one.sizes.tolist() for one in (data.seen.train, data.seen.test)] == [[8, 4], [2, 1]]
     assert sorted(data.unseen.train.x[:, 0].tolist() + data.unseen.test.x[:, 0].tolist()) == X[:, 0].tolist()
     assert data.seen.class_names is None
+
+
+def test_data_sets_have_the_name_of_lightning_s_method():
+    samples = TensorDataset(torch.randn(6, 2), torch.tensor([0, 1] * 3))
+    data = FederatedDataModule.from_datasets({"ann": samples}, unseen={"bob": samples}, test_fraction=0.5)
+    data.setup("fit")
+    assert [one.names for one in data.populations] == [["ann"], ["bob"]]
+    with pytest.raises(ConfigError, match="clients are a TensorDataset; give a dict"):
+        FederatedDataModule.from_datasets(samples)
 
 
 def test_types_of_labels_and_inputs():
@@ -81,8 +91,8 @@ def test_labels_of_two_columns_are_asked_about(y, choices):
 @pytest.mark.parametrize(
     ("clients", "unseen", "message"),
     [
-        ({}, None, "there are no clients; give a dict of (x, y) by name"),
-        ([(X, Y)], None, "clients are a list; give a dict of (x, y) by name"),
+        ({}, None, "there are no clients; give a dict of (x, y), or of data sets, by name"),
+        ([(X, Y)], None, "clients are a list; give a dict of (x, y), or of data sets, by name"),
         ({"ann": X}, None, "client 'ann' is a ndarray; give a pair of inputs and labels, (x, y)"),
         ({"ann": (X, Y[:3])}, None, "client 'ann': x_train has 10 samples and y_train has 3"),
         ({"ann": (X, Y), "bob": (X[:, :2], Y)}, None, "client 'bob': samples of x_train are float32 of shape [2]"),
