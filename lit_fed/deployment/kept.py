@@ -20,12 +20,14 @@ from lit_fed.core.types import Tree
 from lit_fed.deployment.messages import facts_from_json, session_name
 from lit_fed.deployment.node_training import NodeData, NodeTraining
 from lit_fed.deployment.settings import refuse_other_settings
+from lit_fed.deployment.transport import foreign_text
 from lit_fed.deployment.wire import Packet
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.scores import ClientScores
 from lit_fed.settings import ModelSettings
 from lit_fed.system.checked_archive import DamagedFileError, load_checked, tensor
 from lit_fed.system.files import os_error_text, whole_file
+from lit_fed.system.names import few
 from lit_fed.system.readers import FormError
 
 __all__ = ["KEPT_FILE", "KeptTraining", "keep_training", "kept_versions"]
@@ -110,7 +112,10 @@ class KeptTraining:
                 f"--states: {path} cannot be read: {os_error_text(error)}; put it back from a copy, or let the server "
                 "run the same fit with --ckpt_path last, which sends it again"
             ) from error
-        refuse_other_settings(sent["model"], written)
+        try:
+            refuse_other_settings(sent["model"], written)
+        except ConfigError as error:
+            raise ConfigError(f"{path.parent.name}: {error}, or --run one of {_runs(states)}") from error
         self.run, self.facts = path.parent.name, facts_from_json(sent["facts"], settings.target)
         self.settings = settings
         data = NodeData(root, states)
@@ -195,13 +200,33 @@ class KeptTraining:
 
 def _kept_file(states: Path, run: str) -> Path:
     """The file of a run, or of the training that finished last; `ConfigError` if there is none."""
-    found = sorted(states.glob(f"*/{KEPT_FILE}"), key=lambda path: path.stat().st_mtime_ns)
-    if run:
-        found = [path for path in found if path.parent.name == run]
+    found = _kept_files(states)
     if not found:
-        which = f"run {run}" if run else "a finished training"
         raise ConfigError(
-            f"--states {states} holds nothing of {which}; a node keeps what serving takes when a fit ends: give the "
-            "folder that `lit-fed client` had, or let the server finish by `fit --ckpt_path last`"
+            f"--states {states} holds nothing of a finished training; a node keeps what serving takes when a fit ends: "
+            "give the folder that `lit-fed client` had, or let the server finish by `fit --ckpt_path last`"
         )
-    return found[-1]
+    if not run:
+        return found[-1]
+    for path in found:
+        if path.parent.name == run:
+            return path
+    raise ConfigError(f"--states {states} holds nothing of run {run}; it holds {_runs(states)}, the last one last")
+
+
+def _kept_files(states: Path) -> list[Path]:
+    """The files of finished trainings, the last one last."""
+    return sorted(states.glob(f"*/{KEPT_FILE}"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def _runs(states: Path) -> str:
+    """Names of the finished trainings with their algorithms, as far as the server has said them."""
+    said = []
+    for path in _kept_files(states):
+        try:
+            algorithm = _read(path)[0]["model"]["algorithm"]
+            name = f" ({foreign_text(algorithm['class_path'].rpartition('.')[2])})"
+        except (DamagedFileError, OSError, LookupError, TypeError, AttributeError):  # a program sends no settings
+            name = ""
+        said.append(f"{path.parent.name}{name}")
+    return few(said)

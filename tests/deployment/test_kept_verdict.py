@@ -116,6 +116,8 @@ def test_what_gives_no_verdict_is_refused(trained, settings, tmp_path):
         client.run_client(["verdict", *own, *both], None)
     with pytest.raises(ConfigError, match=r"--predictions p.txt: a table is written as .csv or .parquet"):
         client.run_client(["verdict", *own, "--predictions", "p.txt"], None)
+    with pytest.raises(ConfigError, match=f"holds nothing of run fedem; it holds {', '.join(trained.runs.values())}"):
+        client.run_client(["verdict", *own, "--training", "fedem", "FedAvg.yaml"], None)
     swapped = ["--training", trained.runs["Local"], "Local.yaml", "--alone", trained.runs["FedAvg"], "FedAvg.yaml"]
     with pytest.raises(ConfigError, match="is a training of FedAvg, which learns from other clients; give one of L"):
         client.run_client(["verdict", *options(trained, ()), *swapped], None)
