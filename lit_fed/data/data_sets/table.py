@@ -23,7 +23,7 @@ from lit_fed.data.data_sets.rows import (
     table_name,
 )
 from lit_fed.data.data_sets.table_encoder import TableEncoder
-from lit_fed.errors import check_settings
+from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path
 from lit_fed.system.names import few
 from lit_fed.system.packages import DataFrame
@@ -396,6 +396,14 @@ def read_later(path: Path, columns: TableColumns, class_names: tuple[str, ...] |
         ConfigError: naming file, row, column and value of what is wrong.
     """
     rows = read_rows([(str(path), OPTION)], columns.reading._replace(classes=class_names))
+    known = {str(one) for one in rows.frame} | {
+        f"{date} {part}" for date in columns.dates for part in columns.date_parts
+    }
+    if lacking := [one.name for one in columns.features if one.name not in known]:
+        raise ConfigError(
+            f"{OPTION} {path}, column {few(map(repr, lacking))}: {rows.source} has no such column; it has "
+            f"{few(map(str, rows.frame))}. The training read it: add it, with the value of each row"
+        )
     if columns.label_column not in rows.frame:
         say(f"{rows.source} has no column {columns.label_column!r}: its rows have no label, and are predicted")
         rows = rows._replace(frame=rows.frame.assign(**{columns.label_column: np.nan}))

@@ -358,7 +358,9 @@ def test_what_a_checkpoint_keeps_reads_other_tables_alike(tmp_path, capsys):
     assert (bare.unseen.train.sizes.tolist(), bare.unseen.test.x[:, 0].tolist()) == ([0, 0], [2, 1])
     assert "new.csv has no column 'kind': its rows have no label, and are predicted" in capsys.readouterr().err
     file.write_text("who,age,kind\neve,1,yes\n")
-    with pytest.raises(ConfigError, match=r"'town': .*new.csv has no such column; it has who, age, kind"):
+    with pytest.raises(
+        ConfigError, match=r"'town': .*new.csv has no such column; it has who, age, kind\. The .* add it"
+    ):
         NewClients(str(file), facts)
 
 
