@@ -36,7 +36,7 @@ from lit_fed.rounds import FederatedRounds
 from lit_fed.session import Session, solver_of
 from lit_fed.settings import ModelSettings, model_settings
 from lit_fed.system.discovery import named
-from lit_fed.system.names import few
+from lit_fed.system.names import few, nearest
 from lit_fed.system.options import takes
 from lit_fed.system.readers import whole
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, FIX, clients_folder, load_checkpoint
@@ -146,6 +146,10 @@ class FederatedModule(LightningModule):
             notice(said)
         if not self.federation.algorithm.in_every_combination:
             self._say_untested(on_nodes=data.dataset.is_remote)
+        own, hooks = type(self.settings.algorithm), [one for one in dir(Algorithm) if one[0] != "_"]
+        for name in vars(own).keys() - {one for base in own.__bases__ for one in dir(base)}:
+            if name[0] != "_" and (near := nearest(name, hooks, cutoff=0.8)):
+                notice(f"nothing of lit_fed calls {own.__name__}.{name}; is it {near[0]}?")
 
     def _say_untested(self, on_nodes: bool) -> None:
         """Say with what around it the algorithm, whose class does not promise all combinations, is not tested."""
