@@ -82,7 +82,7 @@ def test_each_client_is_told_its_gain(chosen):
 
 
 def test_the_command_that_a_fit_of_natural_clients_names_works(chosen, tmp_path):
-    """As it is printed: without options that choose refuses."""
+    """As it is printed: without options that choose refuses, and without the rates of one algorithm."""
     root, _ = chosen
     of_fit = [
         "--model.algorithm=FedEM", "--model.algorithm.num_components", "2", "--trainer.default_root_dir", str(tmp_path),
@@ -93,10 +93,22 @@ def test_the_command_that_a_fit_of_natural_clients_names_works(chosen, tmp_path)
     assert done.returncode == 0, done.stderr
     (said,) = [line for line in done.stdout.splitlines() if line.startswith("      lit-fed choose ")]
     given = shlex.split(said)[1:]
-    assert given[1:] == [*fit[1:], "--seed_everything", "1", "--model.solver.lr", "0.1"]
+    assert given[1:] == [*fit[1:], "--seed_everything", "1"]
     own = ["--candidates", "FedAvg", "--jobs", "1", "--output", str(tmp_path / "chosen")]
     again = run([*given, *own], timeout=300)
     assert again.returncode == 0, again.stderr
+    assert "the learning rate of each is searched" in again.stdout
+    (tmp_path / "own.yaml").write_text("model: {solver: {lr: 0.1}}\n")
+    config, auto = ["--config", str(tmp_path / "own.yaml")], ["--model.solver.lr", "auto"]
+    for more, kept in (
+        ([*config, "--model.algorithm", "FedAvg"], [*config, *auto]),
+        (["--model.algorithm", "FedAvg", "--data.val_fraction", "0.2", "--model.solver.lr", "[0.1, 0.2]"], None),
+        (["--model.algorithm", "FedAvg", *PRIVACY, "--model.solver.lr", "0.1"], None),
+    ):
+        done = run([*fit, *more, "--trainer.default_root_dir", str(tmp_path)])
+        assert done.returncode == 0, done.stderr
+        wanted = shlex.join(["choose", *fit[1:], *(more[2:] if kept is None else kept)])
+        assert f"      lit-fed {wanted}\n" in done.stdout
     for more in (
         ["--model.algorithm", "FedAvg", "--model.network", "MLP", "--model.personal", "[head]"],
         ["--model.algorithm", "FedAvg", *PRIVACY],  # whose rate cannot be searched
