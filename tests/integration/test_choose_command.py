@@ -118,6 +118,21 @@ def test_the_command_that_a_fit_of_natural_clients_names_works(chosen, tmp_path)
         assert "lit-fed choose" not in done.stdout
 
 
+def test_training_alone_no_better_than_a_constant_is_said(tmp_path):
+    """On the terminal and in the report, with the figures of the table."""
+    subjects(tmp_path / "rows.csv")
+    done = run(command(tmp_path, "--model.solver.lr", "1e-6", candidates=["MixedEffects"]), timeout=300)
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(folder(tmp_path, "chosen") / "verdict.csv")
+    alone, constant = table["mse_alone"].mean(), table["mse_constant"].mean()
+    said = f"training alone: mse {alone:.4g}, no better than {constant:.4g} of always predicting a client's"
+    assert alone > constant
+    assert f"\n{said}" in done.stdout
+    done = run(["report", str(tmp_path / "chosen"), "--output", str(tmp_path / "r.html")])
+    assert done.returncode == 0, done.stderr
+    assert f"<p><strong>{html.escape(said)}" in (tmp_path / "r.html").read_text()
+
+
 def test_what_a_configuration_says_is_used_or_a_line_says_that_it_is_not(tmp_path):
     subjects(tmp_path / "rows.csv")
     given = (
