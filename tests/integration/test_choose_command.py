@@ -157,6 +157,7 @@ def test_runs_of_another_choice_are_not_taken(chosen, more):
     done = run(command(root, *more))
     assert done.returncode == 2
     assert "holds another choice: options of fit changed since; choose a new folder" in done.stderr
+    assert not done.stdout
 
 
 def test_a_choice_is_reported_in_the_words_of_its_verdict(chosen, tmp_path):
@@ -227,13 +228,27 @@ def test_a_verdict_is_read_as_it_was_written(chosen, tmp_path):
     assert re.findall(r'<tr><td class="words">([^<]*)', first) == [names[one] for one in seen]
 
 
-def test_the_same_command_trains_nothing_again(chosen):
+def test_the_command_of_a_finished_choice_trains_nothing(chosen):
     root, _ = chosen
-    before = {one: one.stat().st_mtime_ns for one in (root / "chosen" / "candidates").rglob("last.ckpt")}
-    done = run(command(root), timeout=300)
+    before = {one: one.stat().st_mtime_ns for one in (root / "chosen").rglob("*") if one.name != ".lock"}
+    done = run(command(root))
+    assert done.returncode == 0, done.stderr
+    said = f"--output {root / 'chosen'}: this choice is finished; lit-fed report {root / 'chosen'} shows its verdict\n"
+    assert done.stdout == said
+    assert {one: one.stat().st_mtime_ns for one in (root / "chosen").rglob("*") if one.name != ".lock"} == before
+
+
+def test_a_choice_cut_off_after_its_trainings_makes_the_same_run(chosen, tmp_path):
+    root, _ = chosen
+    shutil.copytree(root / "chosen", tmp_path / "chosen")
+    whole = tmp_path / "chosen" / "version_0" / "verdict.csv"
+    wanted = whole.read_text()
+    whole.unlink()
+    done = run(command(root, "--output", str(tmp_path / "chosen")), timeout=300)
     assert done.returncode == 0, done.stderr
     assert "4 are done" in done.stdout
-    assert {one: one.stat().st_mtime_ns for one in before} == before
+    assert whole.read_text() == wanted
+    assert not (tmp_path / "chosen" / "version_1").exists()
 
 
 def test_a_killed_choice_goes_on(chosen, tmp_path):
