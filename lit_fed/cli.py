@@ -26,6 +26,7 @@ from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.divergence import Divergence
 from lit_fed.command_line.arguments import (
+    CONFIG,
     default_name,
     divided,
     giving_way,
@@ -77,6 +78,9 @@ next: test, predict, personalize and export take it as --ckpt_path {last}
 
 CHOOSE = "      which clients gain by joining is said by\n      lit-fed choose {options}\n"
 """Further lines where clients are natural ones, and blends can serve them."""
+
+RATES = ("--model.solver.lr", "--model.solver.adapt_lr")
+"""Options that suit one algorithm: `choose` searches the rate of each candidate."""
 
 SEEDS = (
     "fit with so many training seeds from 0 on, several at a time, and print means and deviations; the same command "
@@ -382,10 +386,15 @@ class FederatedCLI(LightningCLI):
             word, dataset = last if self.trainer.log_dir is None else "last", type(data).__name__
             sys.stdout.write(text.format(last=last, word=word, dataset=dataset))
             judged = data.natural and not data.is_remote and self.config.fit.init_from is None
-            if module.settings.is_private and not isinstance(self.config.fit.model.solver.lr, int | float):
+            has_rate = isinstance(self.config.fit.model.solver.lr, int | float)
+            if module.settings.is_private and not has_rate:
                 judged = False  # a search for a rate, which choose makes, is not covered by ε
             if judged and not why_not(module.settings.features, module.target, module.federation.terms.task):
-                sys.stdout.write(CHOOSE.format(options=shlex.join(divided(self._typed, DECIDED)[1])))
+                options = divided(self._typed, DECIDED)[1]
+                if has_rate and not module.settings.is_private:  # of this algorithm; candidates have their own
+                    searched = ["--model.solver.lr", "auto"] if divided(options, CONFIG)[0] else []
+                    options = [*divided(options, RATES)[1], *searched]
+                sys.stdout.write(CHOOSE.format(options=shlex.join(options)))
 
 
 def _loggers(trainer: Namespace, of_run: tuple[Any, ...], *, report: bool) -> Any:

@@ -28,7 +28,7 @@ from lit_fed.core.types import ServingBlock, Tree
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.summary import RunSummary
-from lit_fed.metrics.verdict import EVIDENCE, in_words, probabilities, verdict_row
+from lit_fed.metrics.verdict import EVIDENCE, constant_scores, in_words, probabilities, verdict_row
 from lit_fed.rounds import FederatedRounds
 from lit_fed.system.files import given_path, owner_only, quote
 from lit_fed.system.packages import pd
@@ -459,5 +459,8 @@ def _verdict(
     rows = []
     for client, outputs, y in predictions([blended, alone], blocks):
         served, own = (target.score(target.mix(torch.ones(1), outputs[:, k : k + 1]), y)[1] for k in range(2))
-        rows.append(verdict_row(seen.names[client], target, served, own, mixture[client], float(chance[client])))
+        trained = seen.train.select(torch.tensor([client])).client(client).y
+        constant = constant_scores(target, trained, y)
+        name = seen.names[client]
+        rows.append(verdict_row(name, target, served, own, constant, mixture[client], float(chance[client])))
     return pd.DataFrame(rows)

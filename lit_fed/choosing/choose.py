@@ -7,6 +7,7 @@ weights and whether a client is served alone; test samples tell the gain.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields
@@ -23,7 +24,7 @@ from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.command_line.several_fits import DECIDED, Fit, made
 from lit_fed.core.local_solver import is_searched
 from lit_fed.errors import ConfigError, notice
-from lit_fed.system.files import given_path
+from lit_fed.system.files import given_path, quote
 from lit_fed.system.folder_lock import claimed
 from lit_fed.system.machine import cores, require_cores
 from lit_fed.training.learning_rate import halved
@@ -116,11 +117,15 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
         Restored(["validate", *fits[-1].arguments]).datamodule.setup()  # data that cannot be read are refused now
     jobs = min(given.jobs or len(cores()), len(fits))
     done = sum(one.is_over for one in fits)
-    print_line(
-        f"{len(fits)} candidates of {rounds} rounds each: {', '.join(one.name for one in fits)}; "
-        f"{_search(solver.lr, rounds)}; {done} are done, {jobs} at a time"
-    )
     with claimed(output, "choice", {"candidates": [one.name for one in fits], "options of fit": others}):
+        if (output / "version_0" / "verdict.csv").is_file():  # which is written last
+            print_line(f"--output {output}: this choice is finished; lit-fed report {quote(output)} shows its verdict")
+            return
+        shutil.rmtree(output / "version_0", ignore_errors=True)  # cut off after the training of the candidates
+        print_line(
+            f"{len(fits)} candidates of {rounds} rounds each: {', '.join(one.name for one in fits)}; "
+            f"{_search(solver.lr, rounds)}; {done} are done, {jobs} at a time"
+        )
         errors = made(fits, run, jobs, "is left out")
         if "Local" in errors or len(errors) == len(fits) - 1:
             raise ConfigError(f"no comparison is possible: {'; '.join(f'{k}: {v}' for k, v in errors.items())}")

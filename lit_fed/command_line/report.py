@@ -289,9 +289,10 @@ class _Page(NamedTuple):
                 [f"{one:.4g}" if isinstance(one, float) else str(one) for one in row]
                 for row in table.itertuples(index=False)
             )
-            said, metric = escape(f"{name}: {in_words(table)}."), metric_in(table)
+            said, metric = escape(f"{name}: {in_words(table)}.").splitlines(), metric_in(table)
             parts += [
-                f"<h2>Does it pay to join?</h2><p><strong>{said}</strong></p>",
+                "<h2>Does it pay to join?</h2>",
+                *(f"<p><strong>{line}</strong></p>" for line in said),
                 _table(list(table.columns), rows, words=2),
             ]
             named = ((f"{metric}{one}" if one[0] == "_" else one, meaning) for one, meaning in COLUMNS.items())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_fed.deployment.kept import KeptTraining
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.verdict import EVIDENCE, probabilities, verdict_row
+from lit_fed.metrics.verdict import EVIDENCE, constant_scores, probabilities, verdict_row
 from lit_fed.system.packages import DataFrame, pd
 from lit_fed.wrappers.blend import held_out, negative_log_likelihood, stacked, why_not
 
@@ -72,7 +72,9 @@ def kept_verdict(trainings: Mapping[str, KeptTraining]) -> tuple[DataFrame, list
         served, own = (target.score(one, y)[1] for one in (mixed, by_itself))
         predicted.append(Served(torch.tensor([numbers[client]]), torch.tensor([len(y)]), y, mixed))
         weights = {f"pi_{name}": weight for name, weight in zip(trainings, mixture.tolist(), strict=True)}
-        rows.append(verdict_row(client, target, served, own, mixture, chance) | {"num_val": len(labels)} | weights)
+        constant = constant_scores(target, one.training.splits["seen"]["train"].client(numbers[client]).y, y)
+        row = verdict_row(client, target, served, own, constant, mixture, chance)
+        rows.append(row | {"num_val": len(labels)} | weights)
     return pd.DataFrame(rows), predicted
 
 

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lit_fed.core.targets import Target
 from lit_fed.metrics.paired import Difference
+from lit_fed.metrics.scores import USUAL
 from lit_fed.system.packages import pd
 
 __all__ = [
-    "COLUMNS", "EVIDENCE", "Gain", "Interval", "gain_of", "in_words", "mean_gain", "metric_in", "probabilities",
-    "verdict_row",
+    "COLUMNS", "EVIDENCE", "Gain", "Interval", "constant_scores", "gain_of", "in_words", "mean_gain", "metric_in",
+    "probabilities", "verdict_row",
 ]  # fmt: skip
 
 EVIDENCE = 0.5
@@ -39,6 +41,7 @@ COLUMNS = {
     "num_test": "its test samples, which chose nothing",
     "_alone": "result on them under its own training",
     "_served": "result on them as it is served",
+    "_constant": "result on them of one prediction: its most frequent training label, or the mean of its labels",
     "gain, low, high": "its gain over training alone, larger is better, with an interval of 95 %",
     "verdict": "`gains` or `loses` if the interval excludes 0, else `cannot be told`; `alone` if it is served alone",
     "chance": f"probability, by validation samples, that others help it: above {EVIDENCE} they serve it",
@@ -95,8 +98,23 @@ def gain_of(served: np.ndarray, alone: np.ndarray) -> Gain:
     return Gain(_of_student(difference), number)
 
 
+def constant_scores(target: Target, trained: Tensor, y: Tensor) -> Tensor:
+    """Hits or squared errors of one prediction: the most frequent training label, or their mean, [n].
+
+    Args:
+        target: of the runs.
+        trained: training labels of the client, [m].
+        y: labels of its test samples, [n].
+    """
+    if not len(trained):
+        return torch.full((len(y),), math.nan)
+    if target.continuous:
+        return target.score(trained.mean().expand(len(y), 1), y)[1]
+    return (y == trained.mode().values).double()
+
+
 def verdict_row(
-    client: str, target: Target, served: Tensor, alone: Tensor, mixture: Tensor, chance: float
+    client: str, target: Target, served: Tensor, alone: Tensor, constant: Tensor, mixture: Tensor, chance: float
 ) -> dict[str, Any]:
     """The row of `verdict.csv` of a client.
 
@@ -105,6 +123,7 @@ def verdict_row(
         target: of the runs.
         served: hits or squared errors of its test samples as it is served, [n].
         alone: the same under its own training, [n].
+        constant: the same by `constant_scores`, [n].
         mixture: its weights, of which the last is that of its own training, [K].
         chance: probability that others help it.
     """
@@ -115,7 +134,8 @@ def verdict_row(
     gain = Gain(Interval(0.0, 0.0, 0.0), len(after)) if is_alone else gain_of(after, before)
     return {
         "client": client, "served": by, "num_test": len(after), f"{metric}_alone": abs(before.mean()),
-        f"{metric}_served": abs(after.mean()), **dict(zip(("gain", "low", "high"), gain.interval, strict=True)),
+        f"{metric}_served": abs(after.mean()), f"{metric}_constant": float(constant.double().mean()),
+        **dict(zip(("gain", "low", "high"), gain.interval, strict=True)),
         "verdict": by if is_alone else gain.said, "chance": chance,
     }  # fmt: skip
 
@@ -135,7 +155,7 @@ def metric_in(table: pd.DataFrame) -> str:
 
 
 def in_words(table: pd.DataFrame) -> str:
-    """What `verdict.csv` says of all clients."""
+    """What `verdict.csv` says of all clients; a second line if training alone is no better than a constant."""
     metric = metric_in(table)
     kinds = (f"{(table['verdict'] == one).sum()} {said}" for one, said in KINDS.items())
     before, after = (table[f"{metric}_{one}"].mean() for one in ("alone", "served"))
@@ -144,7 +164,22 @@ def in_words(table: pd.DataFrame) -> str:
     return (
         f"joining: {metric} {before:.4g} alone, {after:.4g} as served, a gain of {mean.mean:.3g} "
         f"[{mean.low:.3g}, {mean.high:.3g}] on average over {len(table)} clients, each counting once{clear}; "
-        f"{', '.join(kinds)}"
+        f"{', '.join(kinds)}{_if_untrained(table, metric)}"
+    )
+
+
+def _if_untrained(table: pd.DataFrame, metric: str) -> str:
+    """The second line, with the break ahead of it; "": training alone is better, or an earlier version wrote this."""
+    columns = [f"{metric}_alone", f"{metric}_constant"]
+    if columns[1] not in table:
+        return ""
+    alone, constant = table[columns].dropna().mean()
+    if not (alone <= constant if USUAL[metric] else alone >= constant):
+        return ""
+    label = "most frequent training label" if USUAL[metric] else "mean training label"
+    return (
+        f"\ntraining alone: {metric} {alone:.4g}, no better than {constant:.4g} of always predicting a client's {label}"
+        ", so that a gain over it tells little; give more --trainer.max_epochs, or other --model.solver.lr"
     )
 
 

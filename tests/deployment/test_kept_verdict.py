@@ -76,6 +76,8 @@ def test_clients_of_a_node_are_told_their_gains(trained, settings, tmp_path, cap
         np.testing.assert_allclose(blend.loc[name, ["p_0", "p_1", "p_2"]], shares, atol=1e-6)
         labels, alone = each_label(predicted, name), predicted[trained.runs[ALONE]].loc[name]
         assert row["accuracy_served"] == pytest.approx((shares.argmax(1) == labels).mean())
+        y_train = np.load(trained.folders["ben"] / "seen" / f"{name}.npz")["y_train"]
+        assert row["accuracy_constant"] == pytest.approx((labels == np.bincount(y_train).argmax()).mean())
         assert row["accuracy_alone"] == pytest.approx((alone["prediction"] == alone["label"]).mean())
     assert (table["served"] != "alone").any()
 

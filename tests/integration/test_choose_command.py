@@ -82,7 +82,7 @@ def test_each_client_is_told_its_gain(chosen):
 
 
 def test_the_command_that_a_fit_of_natural_clients_names_works(chosen, tmp_path):
-    """As it is printed: without options that choose refuses."""
+    """As it is printed: without options that choose refuses, and without the rates of one algorithm."""
     root, _ = chosen
     of_fit = [
         "--model.algorithm=FedEM", "--model.algorithm.num_components", "2", "--trainer.default_root_dir", str(tmp_path),
@@ -93,10 +93,22 @@ def test_the_command_that_a_fit_of_natural_clients_names_works(chosen, tmp_path)
     assert done.returncode == 0, done.stderr
     (said,) = [line for line in done.stdout.splitlines() if line.startswith("      lit-fed choose ")]
     given = shlex.split(said)[1:]
-    assert given[1:] == [*fit[1:], "--seed_everything", "1", "--model.solver.lr", "0.1"]
+    assert given[1:] == [*fit[1:], "--seed_everything", "1"]
     own = ["--candidates", "FedAvg", "--jobs", "1", "--output", str(tmp_path / "chosen")]
     again = run([*given, *own], timeout=300)
     assert again.returncode == 0, again.stderr
+    assert "the learning rate of each is searched" in again.stdout
+    (tmp_path / "own.yaml").write_text("model: {solver: {lr: 0.1}}\n")
+    config, auto = ["--config", str(tmp_path / "own.yaml")], ["--model.solver.lr", "auto"]
+    for more, kept in (
+        ([*config, "--model.algorithm", "FedAvg"], [*config, *auto]),
+        (["--model.algorithm", "FedAvg", "--data.val_fraction", "0.2", "--model.solver.lr", "[0.1, 0.2]"], None),
+        (["--model.algorithm", "FedAvg", *PRIVACY, "--model.solver.lr", "0.1"], None),
+    ):
+        done = run([*fit, *more, "--trainer.default_root_dir", str(tmp_path)])
+        assert done.returncode == 0, done.stderr
+        wanted = shlex.join(["choose", *fit[1:], *(more[2:] if kept is None else kept)])
+        assert f"      lit-fed {wanted}\n" in done.stdout
     for more in (
         ["--model.algorithm", "FedAvg", "--model.network", "MLP", "--model.personal", "[head]"],
         ["--model.algorithm", "FedAvg", *PRIVACY],  # whose rate cannot be searched
@@ -104,6 +116,21 @@ def test_the_command_that_a_fit_of_natural_clients_names_works(chosen, tmp_path)
         done = run([*fit, *more, "--trainer.default_root_dir", str(tmp_path)])
         assert done.returncode == 0, done.stderr
         assert "lit-fed choose" not in done.stdout
+
+
+def test_training_alone_no_better_than_a_constant_is_said(tmp_path):
+    """On the terminal and in the report, with the figures of the table."""
+    subjects(tmp_path / "rows.csv")
+    done = run(command(tmp_path, "--model.solver.lr", "1e-6", candidates=["MixedEffects"]), timeout=300)
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(folder(tmp_path, "chosen") / "verdict.csv")
+    alone, constant = table["mse_alone"].mean(), table["mse_constant"].mean()
+    said = f"training alone: mse {alone:.4g}, no better than {constant:.4g} of always predicting a client's"
+    assert alone > constant
+    assert f"\n{said}" in done.stdout
+    done = run(["report", str(tmp_path / "chosen"), "--output", str(tmp_path / "r.html")])
+    assert done.returncode == 0, done.stderr
+    assert f"<p><strong>{html.escape(said)}" in (tmp_path / "r.html").read_text()
 
 
 def test_what_a_configuration_says_is_used_or_a_line_says_that_it_is_not(tmp_path):
@@ -130,6 +157,7 @@ def test_runs_of_another_choice_are_not_taken(chosen, more):
     done = run(command(root, *more))
     assert done.returncode == 2
     assert "holds another choice: options of fit changed since; choose a new folder" in done.stderr
+    assert not done.stdout
 
 
 def test_a_choice_is_reported_in_the_words_of_its_verdict(chosen, tmp_path):
@@ -200,13 +228,27 @@ def test_a_verdict_is_read_as_it_was_written(chosen, tmp_path):
     assert re.findall(r'<tr><td class="words">([^<]*)', first) == [names[one] for one in seen]
 
 
-def test_the_same_command_trains_nothing_again(chosen):
+def test_the_command_of_a_finished_choice_trains_nothing(chosen):
     root, _ = chosen
-    before = {one: one.stat().st_mtime_ns for one in (root / "chosen" / "candidates").rglob("last.ckpt")}
-    done = run(command(root), timeout=300)
+    before = {one: one.stat().st_mtime_ns for one in (root / "chosen").rglob("*") if one.name != ".lock"}
+    done = run(command(root))
+    assert done.returncode == 0, done.stderr
+    said = f"--output {root / 'chosen'}: this choice is finished; lit-fed report {root / 'chosen'} shows its verdict\n"
+    assert done.stdout == said
+    assert {one: one.stat().st_mtime_ns for one in (root / "chosen").rglob("*") if one.name != ".lock"} == before
+
+
+def test_a_choice_cut_off_after_its_trainings_makes_the_same_run(chosen, tmp_path):
+    root, _ = chosen
+    shutil.copytree(root / "chosen", tmp_path / "chosen")
+    whole = tmp_path / "chosen" / "version_0" / "verdict.csv"
+    wanted = whole.read_text()
+    whole.unlink()
+    done = run(command(root, "--output", str(tmp_path / "chosen")), timeout=300)
     assert done.returncode == 0, done.stderr
     assert "4 are done" in done.stdout
-    assert {one: one.stat().st_mtime_ns for one in before} == before
+    assert whole.read_text() == wanted
+    assert not (tmp_path / "chosen" / "version_1").exists()
 
 
 def test_a_killed_choice_goes_on(chosen, tmp_path):

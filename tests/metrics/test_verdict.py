@@ -1,10 +1,13 @@
 """Gains over training alone, by hand and by simulation."""
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from scipy import stats
 
-from lit_fed.metrics.verdict import gain_of, mean_gain, probabilities
+from lit_fed.core.targets import Binary, Multiclass, Regression
+from lit_fed.metrics.verdict import constant_scores, gain_of, in_words, mean_gain, probabilities
 
 
 def test_the_interval_of_numbers_is_that_of_student():
@@ -46,6 +49,45 @@ def test_the_mean_is_over_clients():
     found = mean_gain(np.array([2.0, 2.0, np.nan, 2.0, 4.0]))
     wanted = stats.ttest_1samp([2, 2, 2, 4], 0).confidence_interval(0.95)
     assert found == pytest.approx((2.5, wanted.low, wanted.high))
+
+
+def test_a_constant_is_the_most_frequent_label_or_the_mean():
+    trained, y = torch.tensor([2, 0, 2, 1]), torch.tensor([2, 1, 2])
+    assert constant_scores(Multiclass(3), trained, y).tolist() == [1, 0, 1]
+    assert constant_scores(Binary(), torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.0, 1.0])).tolist() == [0, 1]
+    values = torch.tensor([1.0, 3.0]), torch.tensor([2.0, 4.0])
+    assert constant_scores(Regression(), *values).tolist() == [0, 4]
+    in_tens = Regression().standardised((5.0, 10.0))  # of labels in tens
+    assert constant_scores(in_tens, *values).tolist() == [0, 400]
+    assert constant_scores(Regression(), values[0][:0], values[1]).isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("metric", "alone", "constant", "said"),
+    [
+        (
+            "accuracy",
+            [0.5, 0.7],
+            [0.7, 0.5],
+            "accuracy 0.6, no better than 0.6 of always predicting a client's most frequ",
+        ),
+        ("accuracy", [0.5, 0.8], [0.7, 0.5], ""),
+        ("mse", [2.0, 4.0], [3.0, 1.0], "mse 3, no better than 2 of always predicting a client's mean training label"),
+        ("mse", [2.0, 1.0], [3.0, 1.0], ""),
+        ("mse", [2.0, 9.0], [3.0, np.nan], ""),  # the second client has no training sample
+        ("mse", [2.0, 9.0], None, ""),  # a table of an earlier version
+    ],
+)
+def test_training_alone_no_better_than_a_constant_is_said(metric, alone, constant, said):
+    each = {f"{metric}_alone": alone, f"{metric}_served": alone, "gain": [0.0, 0.0], "verdict": ["alone", "alone"]}
+    first, *more = in_words(
+        pd.DataFrame(each | ({} if constant is None else {f"{metric}_constant": constant}))
+    ).splitlines()
+    assert first.startswith(f"joining: {metric}")
+    assert len(more) == bool(said)
+    if said:
+        assert more[0].startswith(f"training alone: {said}")
+        assert more[0].endswith("give more --trainer.max_epochs, or other --model.solver.lr")
 
 
 def test_a_client_with_few_samples_follows_the_others():
