@@ -280,7 +280,9 @@ class FederatedCLI(LightningCLI):
             notice(line)
         config.name = name
         if command == "fit":
-            name_wandb_run(config.trainer.logger, name)
+            root = Path(config.trainer.default_root_dir or "")
+            in_series = (root / "series.json").is_file()  # of `fit --seeds`, whose runs are called seed_0, seed_1, …
+            name_wandb_run(config.trainer.logger, f"{root.name}_{name}" if in_series else name)
         if path is not None:
             config.ckpt_path = str(path)
         self.config = parsed

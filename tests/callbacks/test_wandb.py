@@ -92,6 +92,18 @@ def test_a_run_and_its_continuation(offline):
     assert [row["comm/sent_mb"] for row in later if "comm/sent_mb" in row][-1] == pytest.approx(sent / 1e6)
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("rendered")
+def test_fits_of_a_series_have_its_name(offline, tmp_path):
+    """As `fit --seeds` starts them, whose folders are called alike in every series."""
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few/series.json").write_text("{}")
+    with process():
+        main(["fit", *DIGITS, *WANDB, "--trainer.default_root_dir", "few", "--name", "seed_0"])
+    (name,) = {one.run.display_name for one in records(tmp_path / "a/wandb") if one.WhichOneof("record_type") == "run"}
+    assert name == "few_seed_0"
+
+
 def check_results_by_bytes(rows):
     sent = np.cumsum([row["comm/bytes_up"] + row["comm/bytes_down"] for row in rows if "comm/bytes_up" in row]) / 1e6
     shown = [row for row in rows if "by_bytes/val/seen/accuracy" in row]
