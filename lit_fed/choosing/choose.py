@@ -26,8 +26,10 @@ from lit_fed.core.local_solver import is_searched
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import given_path, quote
 from lit_fed.system.folder_lock import claimed
+from lit_fed.system.foreign_files import read_table
 from lit_fed.system.machine import cores, require_cores
-from lit_fed.training.learning_rate import halved
+from lit_fed.training.finished_runs import FIX
+from lit_fed.training.learning_rate import Trial, best_rate, halved
 from lit_fed.training.output import check_writable, print_line
 from lit_fed.wrappers.feature import features
 
@@ -134,6 +136,8 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
             if one.name not in errors:
                 trained.setdefault(one.group, []).append(one.folder)
         *others_kept, alone = [each[0] if len(each) == 1 else most_likely(each) for each in trained.values()]
+        if is_searched(solver.lr):
+            _say_ends([*others_kept, alone], solver.lr)
         blend(others_kept, output, alone=alone, half=bool(given.components))
 
 
@@ -186,3 +190,27 @@ def _search(lr: Any, num_rounds: int) -> str:
     more = sum({one.lr: one.rounds for one in trials}.values())
     rates = ", ".join(f"{one:g}" for one in lr)
     return f"the learning rate of each is searched among {rates}, by {more} further rounds"
+
+
+def _say_ends(folders: Sequence[Path], rates: Sequence[float]) -> None:
+    """Print a line if the best rate of some candidates is the smallest or the largest: a better one may lie beyond.
+
+    Args:
+        folders: of the candidates.
+        rates: those that were searched.
+    """
+    tried = sorted({one for one in rates if one})  # a rate of 0 trains nothing
+    files = {one.name: one / "version_0" / "learning_rates.csv" for one in folders}
+    found = {
+        name: best_rate([Trial(*row) for row in read_table(file, FIX).itertuples(index=False)], name)
+        for name, file in files.items()
+        if file.is_file()  # MixedEffects uses no rate
+    }
+    said, wider = [], list(tried)
+    for word, end, step in (("smallest", 0, 1), ("largest", -1, -2)) if len(tried) > 1 else ():
+        if names := [name for name, rate in found.items() if rate == tried[end]]:
+            said.append(f"of {', '.join(names)} is the {word} tried, {tried[end]:g}")
+            wider.append(float(f"{tried[end] ** 2 / tried[step]:.3g}"))
+    if said:
+        options = f"--model.solver.lr '{sorted(wider)}'"
+        print_line(f"the best rate {', and that '.join(said)}: give more --trainer.max_epochs, or {options}")

@@ -81,6 +81,32 @@ def test_each_client_is_told_its_gain(chosen):
     assert tried == 3 * [{0.01, 0.0464, 0.215, 1.0}]  # MixedEffects uses no rate
 
 
+def test_a_best_rate_at_an_end_of_those_searched_is_said(chosen, tmp_path, capsys):
+    """One line for all candidates; the wider list that it names is one of the option."""
+    root, done = chosen
+    files = (root / "chosen" / "candidates").rglob("learning_rates.csv")
+    best = {one.parts[-3]: pd.read_csv(one).groupby("lr", as_index=False).last() for one in files}
+    best = {name: table.loc[table["loss"].idxmin(), "lr"] for name, table in best.items()}
+    lines = [one for one in done.stdout.splitlines() if one.startswith("the best rate ")]
+    assert len(lines) == any(rate in (0.01, 1.0) for rate in best.values())
+    for losses, name in (([1, 2, 3], "A"), ([3, 1, 2], "B"), ([3, 2, 1], "C"), ([3, np.inf, 1], "D")):
+        (tmp_path / name / "version_0").mkdir(parents=True)
+        table = pd.DataFrame({"lr": [0.1, 0.2, 1.0], "rounds": 3, "loss": losses})
+        write_table(table, tmp_path / name / "version_0" / "learning_rates.csv")
+
+    def said(*names):
+        lit_fed.choosing.choose._say_ends([tmp_path / name for name in names], (0.2, 0.1, 1.0))
+        return capsys.readouterr().out
+
+    beyond = "give more --trainer.max_epochs, or --model.solver.lr"
+    assert said("B", "Nothing") == ""
+    assert said("B", "C", "D") == f"the best rate of C, D is the largest tried, 1: {beyond} '[0.1, 0.2, 1.0, 5.0]'\n"
+    lit_fed.choosing.choose._say_ends([tmp_path / "D"], (0.0, 1.0))
+    assert capsys.readouterr().out == ""
+    both = "the best rate of A is the smallest tried, 0.1, and that of C is the largest tried, 1"
+    assert said("A", "B", "C") == f"{both}: {beyond} '[0.05, 0.1, 0.2, 1.0, 5.0]'\n"
+
+
 def test_the_command_that_a_fit_of_natural_clients_names_works(chosen, tmp_path):
     """As it is printed: without options that choose refuses, and without the rates of one algorithm."""
     root, _ = chosen
