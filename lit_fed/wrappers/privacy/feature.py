@@ -171,7 +171,7 @@ class PrivacyFeature(Feature):
             if before[name] != getattr(now, name):
                 raise ConfigError(
                     f"--model.privacy counts on the same terms in all rounds, and {said} is {getattr(now, name)}, in "
-                    f"the rounds so far {before[name]}; give the same value, or start a new run"
+                    f"the rounds of the checkpoint {before[name]}; give the same value, or start a new run"
                 )
 
     # ------------------------------------------------------------------ what a run costs
