@@ -281,7 +281,7 @@ class FederatedCLI(LightningCLI):
         config.name = name
         if command == "fit":
             root = Path(config.trainer.default_root_dir or "")
-            in_series = (root / "series.json").is_file()  # of `fit --seeds`, whose runs are called seed_0, seed_1, …
+            in_series = os.path.isfile(root / "series.json")  # of `fit --seeds`; False of a name that is too long
             name_wandb_run(config.trainer.logger, f"{root.name}_{name}" if in_series else name)
         if path is not None:
             config.ckpt_path = str(path)
@@ -388,7 +388,8 @@ class FederatedCLI(LightningCLI):
             word, dataset = last if self.trainer.log_dir is None else "last", type(data).__name__
             sys.stdout.write(text.format(last=last, word=word, dataset=dataset))
             judged = data.natural and not data.is_remote and self.config.fit.init_from is None
-            has_rate = isinstance(self.config.fit.model.solver.lr, int | float)
+            model = self.config.fit.model  # None of a configuration that says so
+            has_rate = model is not None and isinstance(model.solver.lr, int | float)
             if module.settings.is_private and not has_rate:
                 judged = False  # a search for a rate, which choose makes, is not covered by ε
             if judged and not why_not(module.settings.features, module.target, module.federation.terms.task):
