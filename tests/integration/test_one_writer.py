@@ -69,7 +69,7 @@ def test_who_holds_a_run_is_named_and_readers_are_let_in(capsys, tmp_path, whole
         assert said.startswith(who)
         assert said.endswith(NEW_RUN)
         said = refused(capsys, ["predict", *here])
-        assert said.startswith(who)
+        assert who.removeprefix("lit_fed: ") in said
         assert said.endswith(ELSEWHERE)
         main(["test", *here])
         main(["predict", *here, "--output", str(tmp_path / "predictions.csv")])
