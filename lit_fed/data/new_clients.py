@@ -220,7 +220,8 @@ def _divided(samples: Samples, held_out: float, source: str) -> list[ClientArray
     assert samples.labelled is not None
     clients, empty = list[ClientArrays](), list[str]()
     parts = [np.flatnonzero(samples.owner == number) for number in range(len(samples.names))]
-    division = Division(0.0, held_out, split="random" if samples.order is None else "time")
+    in_time = samples.order is not None and samples.groups is None  # a training by persons was not divided by times
+    division = Division(0.0, held_out, split="time" if in_time else "random")
     drawn = divided_rows(parts, samples.split, division, groups=samples.groups, order=samples.order)
     for name, rows in zip(samples.names, drawn, strict=True):
         place, train, test = f"{source}: client {name!r}", np.sort(rows.train), np.sort(rows.test)

@@ -147,7 +147,7 @@ class FederatedModule(LightningModule):
         if not self.federation.algorithm.in_every_combination:
             self._say_untested(on_nodes=data.dataset.is_remote)
         own, hooks = type(self.settings.algorithm), [one for one in dir(Algorithm) if one[0] != "_"]
-        for name in vars(own).keys() - {one for base in own.__bases__ for one in dir(base)}:
+        for name in sorted(vars(own).keys() - {one for base in own.__bases__ for one in dir(base)}):
             if name[0] != "_" and (near := nearest(name, hooks, cutoff=0.8)):
                 notice(f"nothing of lit_fed calls {own.__name__}.{name}; is it {near[0]}?")
 

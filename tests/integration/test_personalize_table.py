@@ -84,11 +84,12 @@ def test_one_client_needs_no_column_of_clients(tmp_path, capsys, last):
 def by_units(request, tmp_path_factory):
     """A checkpoint of a training by persons or times, four rows of each, and the role of the column."""
     root = tmp_path_factory.mktemp("units")
-    frame(0, ["a", "b", "c"]).assign(unit=np.arange(60) // 4).to_csv(root / "train.csv", index=False)
+    frame(0, ["a", "b", "c"]).assign(unit=np.arange(60) // 4, day=np.arange(60)).to_csv(root / "train.csv", index=False)
     main(["fit", *CPU, "--model.algorithm", "FedAvg", "--model.solver.lr", "1", "--data.dataset", "Table",
           "--data.dataset.path", str(root / "train.csv"), "--data.dataset.client_column", "shop",
           "--data.dataset.label_column", "kind", f"--data.dataset.{request.param}", "unit", "--trainer.max_epochs", "1",
-          "--data.dataset.ignored_columns", "unit", *(["--data.split", "time"] if "time" in request.param else []),
+          *(["--data.split", "time"] if "time" in request.param else ["--data.dataset.time_column", "day"]),
+          "--data.dataset.ignored_columns", "unit",
           "--trainer.default_root_dir", str(root)])  # fmt: skip
     return folder(root, "FedAvg") / "checkpoints/last.ckpt", request.param
 
@@ -97,6 +98,7 @@ def test_what_the_training_kept_together_stays_so_at_later_clients(tmp_path, cap
     """Rows of one person that are adapted on and measured would flatter the figures of new clients."""
     last, role = by_units
     table = frame(1, ["x", "y"]).assign(unit=np.tile(np.arange(20) // 4, 2))
+    table["day"] = np.tile(np.arange(20) * 7 % 20, 2)  # the time of the training by persons, an input of the other one
     _, predictions = served(last, table, tmp_path / "served")
     tested = table["unit"].iloc[predictions["row"] - 1].tolist()
     assert len(tested) == 8

@@ -166,7 +166,7 @@ def test_coverage_by_class_follows_from_the_predictions(run, population):
 
 
 def rare(tmp_path):
-    """Clients of which all but the first have a rare class that no input tells."""
+    """Every client but the first has a rare class, which its inputs do not predict."""
     rng, each = np.random.default_rng(0), {}
     for place, name in enumerate("abcde"):
         x = rng.normal(size=(400, 3)).astype(np.float32)
